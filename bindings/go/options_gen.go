@@ -89,3 +89,28 @@ func WithMaxP2pPeers(value int32) Option {
 func WithGraphStreamOrdering(value int32) Option {
 	return func(c *config) { c.raw.graphStreamOrdering = C.int(value) }
 }
+
+// WithLaunchOrderImplicit: 1: communicators of a device run in the order of the program's calls.
+func WithLaunchOrderImplicit(value int32) Option {
+	return func(c *config) { c.raw.launchOrderImplicit = C.int(value) }
+}
+
+// WithNumRmaSig: Signals of a context for one-sided operations, 1 to 16.
+func WithNumRmaSig(value int32) Option {
+	return func(c *config) { c.raw.numRmaSig = C.int(value) }
+}
+
+// WithRmaEagerInit: 1: one-sided operations are prepared when the communicator is made.
+func WithRmaEagerInit(value int32) Option {
+	return func(c *config) { c.raw.rmaEagerInit = C.int(value) }
+}
+
+// WithHostCftMode: An ncclHostCftMode_t.
+func WithHostCftMode(value int32) Option {
+	return func(c *config) { c.raw.hostCftMode = C.int(value) }
+}
+
+// WithNvlsHostMode: Bits of ncclNvlsHostMode_t.
+func WithNvlsHostMode(value int32) Option {
+	return func(c *config) { c.raw.nvlsHostMode = C.int(value) }
+}

@@ -238,6 +238,80 @@ func ncclCommUserRank(comm C.ncclComm_t, rank *C.int) error {
 	return failed(C.oxgo_ncclCommUserRank(comm, rank))
 }
 
+// Same as ncclAllReduce, with options for this call.
+//
+// `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+// ncclAllReduce itself. Blocks: never, as ncclAllReduce.
+func ncclAllReduceConfig(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t, config *C.ncclCollConfig_t) error {
+	return failed(C.oxgo_ncclAllReduceConfig(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream, config))
+}
+
+// Same as ncclBroadcast, with options for this call.
+//
+// `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+// ncclBroadcast itself. Blocks: never, as ncclBroadcast.
+func ncclBroadcastConfig(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t, config *C.ncclCollConfig_t) error {
+	return failed(C.oxgo_ncclBroadcastConfig(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream, config))
+}
+
+// Same as ncclReduce, with options for this call.
+//
+// `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+// ncclReduce itself. Blocks: never, as ncclReduce.
+func ncclReduceConfig(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, op RedOp, root C.int, comm C.ncclComm_t, stream C.cudaStream_t, config *C.ncclCollConfig_t) error {
+	return failed(C.oxgo_ncclReduceConfig(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), root, comm, stream, config))
+}
+
+// Same as ncclAllGather, with options for this call.
+//
+// `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+// ncclAllGather itself. Blocks: never, as ncclAllGather.
+func ncclAllGatherConfig(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, sendcount C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t, config *C.ncclCollConfig_t) error {
+	return failed(C.oxgo_ncclAllGatherConfig(sendbuff, recvbuff, sendcount, C.ncclDataType_t(datatype), comm, stream, config))
+}
+
+// Same as ncclReduceScatter, with options for this call.
+//
+// `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+// ncclReduceScatter itself. Blocks: never, as ncclReduceScatter.
+func ncclReduceScatterConfig(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t, config *C.ncclCollConfig_t) error {
+	return failed(C.oxgo_ncclReduceScatterConfig(sendbuff, recvbuff, recvcount, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream, config))
+}
+
+// Same as ncclAlltoAll, with options for this call.
+//
+// `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+// ncclAlltoAll itself. Blocks: never, as ncclAlltoAll.
+func ncclAlltoAllConfig(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t, config *C.ncclCollConfig_t) error {
+	return failed(C.oxgo_ncclAlltoAllConfig(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), comm, stream, config))
+}
+
+// Same as ncclGather, with options for this call.
+//
+// `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+// ncclGather itself. Blocks: never, as ncclGather.
+func ncclGatherConfig(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t, config *C.ncclCollConfig_t) error {
+	return failed(C.oxgo_ncclGatherConfig(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream, config))
+}
+
+// Same as ncclScatter, with options for this call.
+//
+// `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+// ncclScatter itself. Blocks: never, as ncclScatter.
+func ncclScatterConfig(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t, config *C.ncclCollConfig_t) error {
+	return failed(C.oxgo_ncclScatterConfig(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream, config))
+}
+
+// Chooses the encryption of the connections by which communicators are made from now on. All ranks
+// choose alike, or making a communicator fails with ncclInvalidUsage on all of them. With
+// NCCL_ENCRYPTION_MODE_PSK, so does making a communicator of ranks on several hosts: connections
+// for data are not encrypted.
+//
+// `config`: in, read before the call returns. Blocks: never.
+func ncclSetEncryption(config *C.ncclEncryptionConfig_t) error {
+	return failed(C.oxgo_ncclSetEncryption(config))
+}
+
 // Begins a group: calls until ncclGroupEnd are launched together. Groups nest. Blocks: never.
 func ncclGroupStart() error {
 	return failed(C.oxgo_ncclGroupStart())
@@ -484,8 +558,8 @@ func ncclCommDeregister(comm C.ncclComm_t, handle unsafe.Pointer) error {
 //
 // All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
 // where the system lets ranks write into each other's. `win`: out, never null on success.
-// `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
-// Blocks: never.
+// `winFlags`: NCCL_WIN_DEFAULT, or bits NCCL_WIN_COLL_SYMMETRIC and NCCL_WIN_STRICT_ORDERING; the
+// others fail with ncclInvalidUsage. Takes no address space; at most 64 at a time. Blocks: never.
 func ncclCommWindowRegister(comm C.ncclComm_t, buff unsafe.Pointer, size C.size_t, win *C.ncclWindow_t, winFlags C.int) error {
 	return failed(C.oxgo_ncclCommWindowRegister(comm, buff, size, win, winFlags))
 }
@@ -579,30 +653,30 @@ func oxcclMemsetAsync(dst unsafe.Pointer, value C.int, bytes C.size_t, stream C.
 }
 
 // Makes an event of the calling thread's device. `event`: out. Blocks: never.
-func oxcclEventCreate(event *C.oxcclEvent_t) error {
+func oxcclEventCreate(event *C.cudaEvent_t) error {
 	return failed(C.oxgo_oxcclEventCreate(event))
 }
 
 // Destroys an event. Blocks: never.
-func oxcclEventDestroy(event C.oxcclEvent_t) error {
+func oxcclEventDestroy(event C.cudaEvent_t) error {
 	return failed(C.oxgo_oxcclEventDestroy(event))
 }
 
 // Records an event at the present end of a stream. Blocks: never.
-func oxcclEventRecord(event C.oxcclEvent_t, stream C.cudaStream_t) error {
+func oxcclEventRecord(event C.cudaEvent_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclEventRecord(event, stream))
 }
 
 // Returns ncclSuccess when the stream has reached the last record of the event, else
 // ncclInProgress. Blocks: never.
-func oxcclEventQuery(event C.oxcclEvent_t) error {
+func oxcclEventQuery(event C.cudaEvent_t) error {
 	return failed(C.oxgo_oxcclEventQuery(event))
 }
 
 // Returns the time from one event to another, in milliseconds; both must be complete.
 //
 // `ms`: out. Blocks: never.
-func oxcclEventElapsedTime(ms *C.float, start C.oxcclEvent_t, end C.oxcclEvent_t) error {
+func oxcclEventElapsedTime(ms *C.float, start C.cudaEvent_t, end C.cudaEvent_t) error {
 	return failed(C.oxgo_oxcclEventElapsedTime(ms, start, end))
 }
 
@@ -749,7 +823,7 @@ func oxcclStreamSynchronize(stream C.cudaStream_t, timeoutNs C.int64_t) error {
 }
 
 // Makes the stream's later work wait for an event. Blocks: never.
-func oxcclStreamWaitEvent(stream C.cudaStream_t, event C.oxcclEvent_t) error {
+func oxcclStreamWaitEvent(stream C.cudaStream_t, event C.cudaEvent_t) error {
 	return failed(C.oxgo_oxcclStreamWaitEvent(stream, event))
 }
 

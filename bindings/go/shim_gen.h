@@ -36,6 +36,15 @@ enum {
   oxgo_index_ncclCommCount,
   oxgo_index_ncclCommCuDevice,
   oxgo_index_ncclCommUserRank,
+  oxgo_index_ncclAllReduceConfig,
+  oxgo_index_ncclBroadcastConfig,
+  oxgo_index_ncclReduceConfig,
+  oxgo_index_ncclAllGatherConfig,
+  oxgo_index_ncclReduceScatterConfig,
+  oxgo_index_ncclAlltoAllConfig,
+  oxgo_index_ncclGatherConfig,
+  oxgo_index_ncclScatterConfig,
+  oxgo_index_ncclSetEncryption,
   oxgo_index_ncclGroupStart,
   oxgo_index_ncclGroupEnd,
   oxgo_index_ncclGroupSimulateEnd,
@@ -145,6 +154,15 @@ static const char *const oxgo_names[oxgo_count] = {
   "ncclCommCount",
   "ncclCommCuDevice",
   "ncclCommUserRank",
+  "ncclAllReduceConfig",
+  "ncclBroadcastConfig",
+  "ncclReduceConfig",
+  "ncclAllGatherConfig",
+  "ncclReduceScatterConfig",
+  "ncclAlltoAllConfig",
+  "ncclGatherConfig",
+  "ncclScatterConfig",
+  "ncclSetEncryption",
   "ncclGroupStart",
   "ncclGroupEnd",
   "ncclGroupSimulateEnd",
@@ -360,6 +378,42 @@ static oxgo_status oxgo_ncclCommUserRank(ncclComm_t comm, int *rank) {
   return oxgo_done(OXGO_CALL(ncclCommUserRank)(comm, rank));
 }
 
+static oxgo_status oxgo_ncclAllReduceConfig(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclAllReduceConfig)(sendbuff, recvbuff, count, datatype, op, comm, stream, config));
+}
+
+static oxgo_status oxgo_ncclBroadcastConfig(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclBroadcastConfig)(sendbuff, recvbuff, count, datatype, root, comm, stream, config));
+}
+
+static oxgo_status oxgo_ncclReduceConfig(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclReduceConfig)(sendbuff, recvbuff, count, datatype, op, root, comm, stream, config));
+}
+
+static oxgo_status oxgo_ncclAllGatherConfig(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclAllGatherConfig)(sendbuff, recvbuff, sendcount, datatype, comm, stream, config));
+}
+
+static oxgo_status oxgo_ncclReduceScatterConfig(const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclReduceScatterConfig)(sendbuff, recvbuff, recvcount, datatype, op, comm, stream, config));
+}
+
+static oxgo_status oxgo_ncclAlltoAllConfig(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclAlltoAllConfig)(sendbuff, recvbuff, count, datatype, comm, stream, config));
+}
+
+static oxgo_status oxgo_ncclGatherConfig(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclGatherConfig)(sendbuff, recvbuff, count, datatype, root, comm, stream, config));
+}
+
+static oxgo_status oxgo_ncclScatterConfig(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclScatterConfig)(sendbuff, recvbuff, count, datatype, root, comm, stream, config));
+}
+
+static oxgo_status oxgo_ncclSetEncryption(const ncclEncryptionConfig_t *config) {
+  return oxgo_done(OXGO_CALL(ncclSetEncryption)(config));
+}
+
 static oxgo_status oxgo_ncclGroupStart(void) {
   return oxgo_done(OXGO_CALL(ncclGroupStart)());
 }
@@ -540,23 +594,23 @@ static oxgo_status oxgo_oxcclMemsetAsync(void *dst, int value, size_t bytes, cud
   return oxgo_done(OXGO_CALL(oxcclMemsetAsync)(dst, value, bytes, stream));
 }
 
-static oxgo_status oxgo_oxcclEventCreate(oxcclEvent_t *event) {
+static oxgo_status oxgo_oxcclEventCreate(cudaEvent_t *event) {
   return oxgo_done(OXGO_CALL(oxcclEventCreate)(event));
 }
 
-static oxgo_status oxgo_oxcclEventDestroy(oxcclEvent_t event) {
+static oxgo_status oxgo_oxcclEventDestroy(cudaEvent_t event) {
   return oxgo_done(OXGO_CALL(oxcclEventDestroy)(event));
 }
 
-static oxgo_status oxgo_oxcclEventRecord(oxcclEvent_t event, cudaStream_t stream) {
+static oxgo_status oxgo_oxcclEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclEventRecord)(event, stream));
 }
 
-static oxgo_status oxgo_oxcclEventQuery(oxcclEvent_t event) {
+static oxgo_status oxgo_oxcclEventQuery(cudaEvent_t event) {
   return oxgo_done(OXGO_CALL(oxcclEventQuery)(event));
 }
 
-static oxgo_status oxgo_oxcclEventElapsedTime(float *ms, oxcclEvent_t start, oxcclEvent_t end) {
+static oxgo_status oxgo_oxcclEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
   return oxgo_done(OXGO_CALL(oxcclEventElapsedTime)(ms, start, end));
 }
 
@@ -640,7 +694,7 @@ static oxgo_status oxgo_oxcclStreamSynchronize(cudaStream_t stream, int64_t time
   return oxgo_done(OXGO_CALL(oxcclStreamSynchronize)(stream, timeoutNs));
 }
 
-static oxgo_status oxgo_oxcclStreamWaitEvent(cudaStream_t stream, oxcclEvent_t event) {
+static oxgo_status oxgo_oxcclStreamWaitEvent(cudaStream_t stream, cudaEvent_t event) {
   return oxgo_done(OXGO_CALL(oxcclStreamWaitEvent)(stream, event));
 }
 

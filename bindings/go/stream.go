@@ -96,11 +96,11 @@ func Clear[T Element](b Buffer[T], on *Stream) error {
 }
 
 // Event is a mark in a stream.
-type Event struct{ handle C.oxcclEvent_t }
+type Event struct{ handle C.cudaEvent_t }
 
 // NewEvent makes an event.
 func NewEvent() (*Event, error) {
-	var handle C.oxcclEvent_t
+	var handle C.cudaEvent_t
 	if err := oxcclEventCreate(&handle); err != nil {
 		return nil, err
 	}

@@ -17,6 +17,14 @@ const NcclWinCollSymmetric = 1
 // NcclWinStrictOrdering: ncclCommWindowRegister: accesses keep their order.
 const NcclWinStrictOrdering = 2
 
+// NcclWinGinOnly: ncclCommWindowRegister: only for kernels that move data over the network; refused, as there are
+// none.
+const NcclWinGinOnly = 4
+
+// NcclWinCftCounted: ncclCommWindowRegister: only for counted transfers of NVLink switches; refused, as there are
+// none.
+const NcclWinCftCounted = 8
+
 // NcclWinRequiredAlignment: The alignment of a window's address, in bytes.
 const NcclWinRequiredAlignment = 4096
 
@@ -192,8 +200,56 @@ const (
 // NcclApiMagic: Marks an ncclConfig_t that its initializer made.
 const NcclApiMagic = 3405692655
 
-// NcclVersionCode: The version of the interface, NCCL 2.30.7.
-const NcclVersionCode = 23007
+// HostCftMode: Values of hostCftMode: counted transfers of NVLink switches.
+type HostCftMode int32
+
+const (
+	// Left to the library.
+	HostCftDefault HostCftMode = -2147483648
+
+	// On.
+	HostCftEnable HostCftMode = 1
+
+	// Off.
+	HostCftDisable HostCftMode = 2
+
+	// On where it is possible.
+	HostCftFallback HostCftMode = 3
+)
+
+// NvlsHostMode: Bits of nvlsHostMode: what NVLink multicast is not used for.
+type NvlsHostMode int32
+
+const (
+	// Left to the library.
+	NvlsHostModeDefault NvlsHostMode = -2147483648
+
+	// Used for all.
+	NvlsHostModeEnable NvlsHostMode = 0
+
+	// Not for transport and registered buffers.
+	NvlsHostModeDisableTransport NvlsHostMode = 1
+
+	// Not for symmetric kernels and copy engines.
+	NvlsHostModeDisableSymmetricMultimem NvlsHostMode = 2
+
+	// Used for nothing.
+	NvlsHostModeDisable NvlsHostMode = 2147483647
+)
+
+// EncryptionMode: The ways to encrypt connections.
+type EncryptionMode int32
+
+const (
+	// Connections are authenticated, and not encrypted.
+	NCCL_ENCRYPTION_MODE_NONE EncryptionMode = 0
+
+	// Connections are encrypted with a key that all ranks have; only ranks of one host.
+	NCCL_ENCRYPTION_MODE_PSK EncryptionMode = 1
+)
+
+// NcclVersionCode: The version of the interface, NCCL 2.32.3.
+const NcclVersionCode = 23203
 
 // DeviceKind: Kinds of devices.
 type DeviceKind int32
@@ -218,6 +274,28 @@ const (
 
 	// Checks no calls.
 	CaptureRelaxed CaptureMode = 2
+)
+
+// OxcclVendorId: The vendorId of this library's options in the list `ext` of ncclCollConfig_t.
+const OxcclVendorId = 5208131
+
+// CallOption: This library's options of one collective: the optionId in the list `ext` of ncclCollConfig_t.
+type CallOption int32
+
+const (
+	// `val.i`: the milliseconds, at least 1, that the call may wait for a peer before the
+	// communicator fails, as oxcclCommSetTimeout has it for all calls; the smaller limit holds.
+	// Each rank has its own. On GPUs the call fails with ncclInvalidUsage.
+	OptionDeadlineMs CallOption = 1
+
+	// `val.i`: 1 lets only algorithms reduce that always give the same bits, as
+	// OXCCL_DETERMINISTIC; 0 leaves it to the communicator.
+	OptionDeterministic CallOption = 2
+
+	// `val.s`: the algorithm, by a name of `oxccl plan`. The call fails if it does not serve; not
+	// together with algSelection. An algorithm for buffers that all ranks map has a substitute
+	// where they do not.
+	OptionPlan CallOption = 3
 )
 
 // OxcclVersionCode: The version of OxCCL: major · 10000 + minor · 100 + patch.

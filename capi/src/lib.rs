@@ -8,6 +8,7 @@
 
 mod boundary;
 mod convert;
+pub mod internal;
 pub mod nccl;
 pub mod nccl_device;
 pub mod objects;

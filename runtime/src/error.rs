@@ -101,7 +101,8 @@ pub enum Error {
     )]
     Remote { site: Site, why: String },
     #[error(
-        "rank {} waited {waited_ms} ms{}{}, the limit set by oxcclCommSetTimeout or OXCCL_TIMEOUT; {}",
+        "rank {} waited {waited_ms} ms{}{}, the limit set by oxcclCommSetTimeout, OXCCL_TIMEOUT or \
+         the call; {}",
         site.rank, site.awaited(), site.within(),
         if found.is_empty() { "look at what that rank is doing" } else { found }
     )]

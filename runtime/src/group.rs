@@ -1,10 +1,10 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
-use crate::device::Stream;
+use crate::device::{Event, Stream};
 use crate::error::{Error, Result};
 use crate::op::descriptor::Descriptor;
-use crate::op::{Call, Operation, Transfer, Transfers};
+use crate::op::{Call, CallOptions, Operation, Transfer, Transfers};
 use crate::plugin::profiler::{Calls, Reported, Running, now_ns};
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A call that was checked and waits for the end of its group.
 enum Pending {
-    /// A whole operation, with its calls as a profiler was told of them.
-    Operation(Arc<Communicator>, Operation, Stream, Vec<Reported>),
+    /// A whole operation.
+    Operation(Submission),
     /// A send or receive, which becomes one operation with the others of its communicator.
     Transfer(Arc<Communicator>, Transfer, Stream, Reported),
     Create(Creation),
@@ -23,7 +23,7 @@ enum Pending {
 impl Pending {
     fn comm(&self) -> Option<&Arc<Communicator>> {
         match self {
-            Pending::Operation(comm, ..) | Pending::Transfer(comm, ..) => Some(comm),
+            Pending::Operation(Submission { comm, .. }) | Pending::Transfer(comm, ..) => Some(comm),
             Pending::Create(_) => None,
         }
     }
@@ -243,6 +243,22 @@ pub fn collective(comm: &Arc<Communicator>, call: &Call, stream: impl Into<Strea
     operation(comm, Operation::Collective(programs, *call), stream)
 }
 
+/// Calls a collective with options, as [`collective`] does. The event is recorded on the stream
+/// behind the call. Fails if the options cannot be satisfied.
+pub fn collective_under(
+    comm: &Arc<Communicator>,
+    call: &Call,
+    options: CallOptions,
+    (stream, event): (Stream, Option<Event>),
+) -> Result<()> {
+    if options.limit.is_some() && !comm.device().is_host() {
+        let what = "a call on a GPU has no deadline of its own";
+        return Err(Error::usage(what, "limit all of them by oxcclCommSetTimeout"));
+    }
+    let operation = Operation::Collective(comm.programs_under(call, options)?, *call);
+    submit_or_wait(comm, operation, (stream, event))
+}
+
 /// Calls an operation; outside groups it is submitted at once. It is never combined with other
 /// sends and receives of its group.
 #[inline]
@@ -255,8 +271,19 @@ pub fn operation(
     if !active() && comm.profiler().is_none() {
         return comm.executor().submit(operation, &stream, true);
     }
+    submit_or_wait(comm, operation, (stream, None))
+}
+
+/// Submits an operation, or keeps it for the end of this thread's group.
+fn submit_or_wait(
+    comm: &Arc<Communicator>,
+    operation: Operation,
+    (stream, event): (Stream, Option<Event>),
+) -> Result<()> {
     let report = |calls: &Calls| match &operation {
-        Operation::Collective(_, call) => vec![calls.collective(call, stream.id())],
+        Operation::Collective(programs, call) => {
+            vec![calls.collective(call, programs.options.tag, stream.id())]
+        }
         Operation::Exchange(transfers) => {
             let transfers = transfers.list.iter();
             transfers.map(|transfer| calls.transfer(transfer, stream.id())).collect()
@@ -267,13 +294,19 @@ pub fn operation(
         let mut events = Events::default();
         let reported = events.of(comm, 1, &stream).map(report).unwrap_or_default();
         events.launch();
-        return events.submit(comm, operation, &[stream], &reported, true);
+        let streams = [stream];
+        events.submit(comm, operation, &streams, &reported, true)?;
+        let [stream] = streams;
+        return event.map_or(Ok(()), |event| stream.record(event, RECORDS));
     }
-    let reported = reported(comm, &stream, report);
-    let pending = Pending::Operation(comm.clone(), operation, stream.into_owned(), reported);
-    GROUP.with_borrow_mut(|g| g.calls.push(pending));
+    let (comm, reported) = (comm.clone(), reported(comm, &stream, report));
+    let submission = Submission { comm, operation, stream: stream.into_owned(), reported, event };
+    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Operation(submission)));
     Ok(())
 }
+
+/// The function that records the event of a call.
+const RECORDS: &str = "launchCompletionEvent";
 
 /// Tells the profiler of a communicator, if it has one, of a call in this thread's group. Nothing
 /// is borrowed meanwhile, as the plugin may do what it likes.
@@ -322,15 +355,38 @@ pub fn create_communicator(creation: Creation) -> Result<Launched> {
     Ok(Launched::Done)
 }
 
-/// An operation of a group, its communicator, its stream, and its calls as a profiler knows them.
-type Submission = (Arc<Communicator>, Operation, Stream, Vec<Reported>);
+/// An operation of a group.
+struct Submission {
+    comm: Arc<Communicator>,
+    operation: Operation,
+    stream: Stream,
+    /// The calls as a profiler was told of them.
+    reported: Vec<Reported>,
+    /// The event that is recorded behind the operation.
+    event: Option<Event>,
+}
 
 /// Submits operations in their order, and collects their streams.
 fn submit(operations: Vec<Submission>, events: &Events, launched: &mut Vec<Stream>) -> Result<()> {
-    for (comm, operation, stream, reported) in operations {
+    for Submission { comm, operation, stream, reported, event } in operations {
         let streams = [stream];
         events.submit(&comm, operation, &streams, &reported, false)?;
+        if let Some(event) = event {
+            Stream::from(&streams[0]).record(event, RECORDS)?;
+        }
         launched.extend(streams);
+    }
+    Ok(())
+}
+
+/// Fails if a communicator has more than one call with an event.
+fn check_events(operations: &[Submission]) -> Result<()> {
+    let with = |s: &&Submission| s.event.is_some();
+    for (i, one) in operations.iter().enumerate().filter(|(_, s)| with(s)) {
+        if operations[..i].iter().filter(with).any(|s| Arc::ptr_eq(&s.comm, &one.comm)) {
+            let what = "two calls of a group have a launchCompletionEvent on one communicator";
+            return Err(Error::usage(what, "give one of them an event, or end the group between"));
+        }
     }
     Ok(())
 }
@@ -353,9 +409,7 @@ impl Prepared {
         for call in calls {
             match call {
                 Pending::Create(creation) => creations.push(creation),
-                Pending::Operation(comm, operation, stream, reported) => {
-                    operations.push((comm, operation, stream, reported));
-                }
+                Pending::Operation(submission) => operations.push(submission),
                 Pending::Transfer(comm, transfer, stream, reported) => {
                     let known = exchanges.iter().position(|e| Arc::ptr_eq(&e.comm, &comm));
                     let at = known.unwrap_or_else(|| {
@@ -367,6 +421,7 @@ impl Prepared {
             }
         }
         exchanges.iter().try_for_each(Exchange::check)?;
+        check_events(operations)?;
         Ok(prepared)
     }
 
@@ -391,7 +446,7 @@ impl Prepared {
     fn launch_calls(self, events: &Events, launched: &mut Vec<Stream>) -> Result<()> {
         let waits = |operation: &Operation| operation.only_waits();
         let (last, first): (Vec<_>, Vec<_>) =
-            self.operations.into_iter().partition(|(_, operation, ..)| waits(operation));
+            self.operations.into_iter().partition(|submission| waits(&submission.operation));
         submit(first, events, launched)?;
         for Exchange { comm, transfers, mut streams, reported } in self.exchanges {
             let transfers = Transfers { operation: "send/recv", list: transfers };
@@ -412,8 +467,9 @@ impl Prepared {
             return Err(Error::usage(what, "make them outside the group to simulate"));
         }
         let operations = self.operations.iter();
-        let operations =
-            operations.map(|(comm, operation, ..)| (comm, comm.estimate_operation_us(operation)));
+        let operations = operations.map(|Submission { comm, operation, .. }| {
+            (comm, comm.estimate_operation_us(operation))
+        });
         let exchanges =
             self.exchanges.iter().map(|e| (&e.comm, e.comm.estimate_exchange_us(&e.transfers)));
         let mut sums: Vec<(&Arc<Communicator>, f64)> = Vec::new();

@@ -1,7 +1,7 @@
 /* Every function with every kind of bad argument: the code, a text that names the function, the argument
  * and what it is, and outputs that stay untouched. A new function is one line in each list that concerns
  * it, here or in bad_structures.h. Runs plain, under valgrind and with AddressSanitizer. */
-#include "bad_structures.h"
+#include "bad_options.h"
 
 /* Functions that take a communicator; `is` says what is wrong with it. */
 static void communicators(ncclComm_t bad, const char *is) {
@@ -16,6 +16,7 @@ static void communicators(ncclComm_t bad, const char *is) {
   ncclTeam_t whole = {1, 0, 1};
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   memset(&id, 7, sizeof id);
+  options_of_bad(bad, is);
   BAD(ncclAllReduce(in, out, 1, ncclInt, ncclSum, bad, stream), "comm", is);
   BAD(ncclBroadcast(in, out, 1, ncclInt, 0, bad, stream), "comm", is);
   BAD(ncclBcast(in, 1, ncclInt, 0, bad, stream), "comm", is);
@@ -477,7 +478,9 @@ static void bad_windows(void) {
   BAD(ncclPutSignal(in, 1, ncclInt, 0, win, 0, 16, 0, 0, comm, stream), "sigIdx", "16");
   BAD(ncclCommRegister(comm, in, 0, &place), "size", "0");
   BAD(ncclCommWindowRegister(comm, in, 0, &win, NCCL_WIN_DEFAULT), "size", "0");
-  BAD(ncclCommWindowRegister(comm, in, 4, &win, 4), "winFlags", "4");
+  BAD(ncclCommWindowRegister(comm, in, 4, &win, 16), "winFlags", "16");
+  USAGE(ncclCommWindowRegister(comm, in, 4, &win, NCCL_WIN_GIN_ONLY), "NCCL_WIN_GIN_ONLY");
+  USAGE(ncclCommWindowRegister(comm, in, 4, &win, NCCL_WIN_CFT_COUNTED), "NCCL_WIN_CFT_COUNTED");
   FINE(ncclCommWindowDeregister(comm, win));
   windows(win, "0x");
   FINE(ncclCommDeregister(comm, registered));
@@ -547,6 +550,12 @@ static void kernels(void) {
   USAGE(ncclLLA2ACreateRequirement(1, -1, NULL, NULL), text);
   USAGE(ncclGinOutboxCreateRequirement(1, 1, NULL, NULL), text);
   USAGE(ncclGinInboxA2ACreateRequirement(team, 1, 1, NULL, NULL), text);
+  text = "no counted transfers";
+  USAGE(ncclGetMultimemDeviceLeInfo(window, 0, NULL, NULL), text);
+  USAGE(ncclGetCftDeviceLeInfo(window, 0, 0, team, NULL, NULL), text);
+  USAGE(ncclGetPeerDeviceLeInfo(NULL, 0, -1, NULL, NULL), text);
+  USAGE(ncclTeamCft(comm, NCCL_CFT_TEAM_FLAT).nRanks ? ncclSuccess : ncclInvalidUsage, text);
+  USAGE(ncclTeamCftMultimem(comm).nRanks ? ncclSuccess : ncclInvalidUsage, text);
   NONE(ncclLLA2ACalcSlots(-1, 8), -1, "maxElts", "-1 × 8 bytes");
   NONE(ncclLLA2ACalcSlots(8, -1), -1, "maxElts", "8 × -1 bytes");
   team.stride = 0;
@@ -651,6 +660,7 @@ static void others(void) {
 /* No operation may come while it rests, nor after it was revoked, nor after the end, which comes in two
  * steps. */
 static void no_operations(const char *text) {
+  ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
   USAGE(ncclCommSuspend(comm, NCCL_SUSPEND_MEM), text);
   USAGE(ncclAllReduce(in, out, 1, ncclInt, ncclSum, comm, stream), text);
   USAGE(ncclBroadcast(in, out, 1, ncclInt, 0, comm, stream), text);
@@ -661,6 +671,7 @@ static void no_operations(const char *text) {
   USAGE(ncclAlltoAll(in, out, 1, ncclInt, comm, stream), text);
   USAGE(ncclGather(in, out, 1, ncclInt, 0, comm, stream), text);
   USAGE(ncclScatter(in, out, 1, ncclInt, 0, comm, stream), text);
+  EIGHT(USAGE, out, comm, stream, &config, text);
   USAGE(ncclSend(in, 1, ncclInt, 0, comm, stream), text);
   USAGE(ncclRecv(out, 1, ncclInt, 0, comm, stream), text);
   USAGE(oxcclAllGatherv(in, 1, out, &one, &zero, ncclInt, comm, stream), text);
@@ -740,6 +751,8 @@ int main(void) {
   bad_parts();
   kernels();
   children();
+  bad_collective_options(dead_event);
+  bad_encryption();
 
   /* Everything still works after all that. */
   FINE(ncclAllReduce(in, out, 8, ncclInt, ncclSum, comm, stream));

@@ -118,6 +118,11 @@ static void bad_configurations(void) {
   FIELD(numRmaCtx, -1, "-1");
   FIELD(maxP2pPeers, 0, "0");
   FIELD(graphStreamOrdering, 2, "2");
+  FIELD(launchOrderImplicit, 2, "2");
+  FIELD(numRmaSig, 17, "17");
+  FIELD(rmaEagerInit, -1, "-1");
+  FIELD(hostCftMode, 4, "4");
+  FIELD(nvlsHostMode, -1, "-1");
 }
 
 /* Functions that take the handle of a variable. */

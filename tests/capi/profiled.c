@@ -40,6 +40,17 @@ int main(void) {
   OK(ncclGroupSimulateEnd(&info));
   OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
   OK(oxcclStreamSynchronize(stream, -1));
+
+  /* Calls with tags, alone and in a group. */
+  ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+  config.userProfilerTag = 71;
+  OK(ncclAllReduceConfig(data, data, 256, ncclFloat, ncclSum, comm, stream, &config));
+  OK(ncclGroupStart());
+  config.userProfilerTag = 72;
+  OK(ncclAllReduceConfig(data, data, 256, ncclFloat, ncclSum, comm, stream, &config));
+  OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
+  OK(ncclGroupEnd());
+  OK(oxcclStreamSynchronize(stream, -1));
   OK(ncclCommDestroy(comm));
 
   /* Messages with blocks of different sizes. */

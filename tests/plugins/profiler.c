@@ -104,6 +104,12 @@ static ncclResult_t init(void **ctx, uint64_t comm, int *mask, const char *name,
 #endif
 #endif
 
+#if VERSION >= 7
+static void tagged(const char *what, uint64_t tag) {
+  if (tag) fprintf(stderr, "%s with tag %llu\n", what, (unsigned long long)tag);
+}
+#endif
+
 #define PARENT(child, of) ((child) && (child)->kind == (of))
 
 static void check(const V(ncclProfilerEventDescr) * of, const struct event *parent) {
@@ -127,6 +133,7 @@ static void check(const V(ncclProfilerEventDescr) * of, const struct event *pare
       if (of->coll.root < 0 || of->coll.count > 1ul << 40) wrong("the root or the count");
 #if VERSION >= 7
       if (!of->coll.kernelVariant || strlen(of->coll.kernelVariant) < 4) wrong("the plan");
+      tagged("operation", of->coll.userTag);
 #endif
 #if VERSION >= 5
       if (!PARENT(parent, ncclProfileCollApi)) wrong("the parent of a collective");
@@ -157,6 +164,9 @@ static void check(const V(ncclProfilerEventDescr) * of, const struct event *pare
     case ncclProfileP2pApi:
       if (!NAMED(of->collApi.func) || !TYPED(of->collApi.datatype)) wrong("a call");
       if (!PARENT(parent, ncclProfileGroupApi)) wrong("the parent of a call");
+#if VERSION >= 7
+      if (of->type == ncclProfileCollApi) tagged("call", of->collApi.userTag);
+#endif
       break;
     case ncclProfileKernelLaunch:
       if (!PARENT(parent, ncclProfileGroupApi) || parent->state != ncclProfilerGroupEndApiStart)

@@ -23,9 +23,11 @@ fn counts_per_rank_and_user_defined_reductions_over_processes_and_tcp() {
 #[test]
 fn with_cudas_types_from_a_header_of_that_name() {
     // What CUDA's own header declares, as far as nccl.h needs it.
+    const TYPES: &str =
+        "typedef struct CUstream_st *cudaStream_t;\ntypedef struct CUevent_st *cudaEvent_t;\n";
     let folder = library("cuda-include");
     let header = folder.join("cuda_runtime.h");
-    std::fs::write(&header, "typedef struct CUstream_st *cudaStream_t;\n").expect("a header");
+    std::fs::write(&header, TYPES).expect("a header");
     let include = format!("-I{}", folder.display());
     let flags = ["-std=c11", "-D_GNU_SOURCE", "-DEXPECT_CUDA", include.as_str()];
     run("collectives.c", ("cc", &flags), "all collectives are right");
@@ -59,7 +61,9 @@ fn the_library_exports_its_interface_and_nothing_else() {
     let ours = |n: &&&str| ["nccl", "pnccl", "oxccl"].iter().any(|p| n.starts_with(p));
     let alien: Vec<_> = names.iter().filter(|n| !ours(n)).collect();
     assert!(alien.is_empty(), "{alien:?}");
-    let twins = names.iter().filter(|n| n.starts_with("nccl"));
+    // NCCL's library has this one without a twin, too.
+    let alone = |n: &&&str| **n == "ncclResetDebugInitInternal";
+    let twins = names.iter().filter(|n| n.starts_with("nccl") && !alone(n));
     let lonely: Vec<_> = twins.filter(|n| !names.contains(&format!("p{n}").as_str())).collect();
     assert!(names.len() > 80 && lonely.is_empty(), "{} {lonely:?}", names.len());
     let dynamic = Command::new("readelf").arg("-d").arg(folder.join("liboxccl.so")).output();

@@ -10,7 +10,7 @@ use oxccl::nccl::comm::{
     ncclCommCount, ncclCommDestroy, ncclCommFinalize, ncclCommGetAsyncError,
     ncclCommInitRankConfig, ncclCommUserRank, ncclGetUniqueId,
 };
-use oxccl::nccl::config::{NCCL_API_MAGIC, ncclConfig_t};
+use oxccl::nccl::config::ncclConfig_t;
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
 use oxccl::nccl::lifetime::{
     ncclCommAbort, ncclCommMemStats, ncclCommResume, ncclCommRevoke, ncclCommSuspend,
@@ -21,7 +21,6 @@ use oxccl::nccl::types::{
 use oxccl::oxccl::launch::oxcclSetInitTimeout;
 use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamSynchronize};
 use oxccl::oxccl::types::oxcclStream_t;
-use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,30 +39,7 @@ fn id() -> ncclUniqueId {
 }
 
 fn config(blocking: bool) -> ncclConfig_t {
-    const UNDEF: c_int = c_int::MIN;
-    ncclConfig_t {
-        size: size_of::<ncclConfig_t>(),
-        magic: NCCL_API_MAGIC,
-        version: 23007,
-        blocking: i32::from(blocking),
-        cgaClusterSize: UNDEF,
-        minCTAs: UNDEF,
-        maxCTAs: UNDEF,
-        netName: null(),
-        splitShare: UNDEF,
-        trafficClass: UNDEF,
-        commName: null(),
-        collnetEnable: UNDEF,
-        CTAPolicy: UNDEF,
-        shrinkShare: UNDEF,
-        nvlsCTAs: UNDEF,
-        nChannelsPerNetPeer: UNDEF,
-        nvlinkCentricSched: UNDEF,
-        graphUsageMode: UNDEF,
-        numRmaCtx: UNDEF,
-        maxP2pPeers: UNDEF,
-        graphStreamOrdering: UNDEF,
-    }
+    ncclConfig_t { blocking: i32::from(blocking), ..ncclConfig_t::default() }
 }
 
 /// A sum that was called, on a stream of its own.

@@ -6,7 +6,7 @@ use oxccl_runtime::comm::{Communicator, Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{HostFunction, Work};
-use oxccl_runtime::op::{self, Address, Bound, Call, Programs};
+use oxccl_runtime::op::{self, Address, Call, Programs};
 use oxccl_runtime::{Error, bootstrap, group};
 use oxccl_tests::c::{C11, Program, expect_success, run};
 use oxccl_tests::endpoint;
@@ -248,8 +248,9 @@ fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let programs = comm.programs(&call).expect("a plan");
     let src = Slice { buffer: Buffer::Input, block: 0, part: 0, parts: 1 };
     let ops = vec![Op::Send { peer: 99, src }];
-    let any = Bound { program: Steps { ops }, ..programs.any.clone() };
-    (Arc::new(comm), call, Arc::new(Programs { any, mapped: None, engines: false }))
+    let mut programs = (*programs).clone();
+    programs.any.program = Steps { ops };
+    (Arc::new(comm), call, Arc::new(programs))
 }
 
 unsafe extern "C" fn tell(sender: *mut std::ffi::c_void) {

@@ -576,7 +576,7 @@ fn a_tuner_that_fails_or_hangs_or_differs_is_named_on_all_ranks() {
         let output = &ended.output;
         assert!(ended.status != Some(0), "{output}");
         let both = ["by ring", "by tree"].iter().all(|text| output.contains(text));
-        assert!(both && output.contains("as its tuner chose"), "{output}");
+        assert!(both && output.contains("as its tuner or options chose"), "{output}");
     }
 }
 
@@ -668,6 +668,15 @@ fn events_end_in_order_or_not_at_all_but_never_after_their_profiler() {
         command.env("NCCL_PROFILER_PLUGIN", profiler.path());
         let output = c::expect_success(&mut command, "all ended");
         assert!(!output.contains("wrong use"), "version {version}: {output}");
+        // Version 7 is the first one with tags.
+        for what in ["call with tag 71\n", "operation with tag 71\n", "call with tag 72\n"] {
+            assert_eq!(output.matches(what).count(), usize::from(version == 7), "{what}{output}");
+        }
+        assert_eq!(
+            output.matches("with tag").count(),
+            if version == 7 { 4 } else { 0 },
+            "{output}"
+        );
     }
 }
 

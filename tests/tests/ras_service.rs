@@ -214,7 +214,7 @@ fn a_stuck_job_is_told_in_nccls_words_with_the_rank_at_fault() {
         let causes = list(document, "causes");
         causes.len() == 1 && causes[0]["cause"] == "not_called"
     });
-    assert_eq!(document["nccl_version"], "2.30.7");
+    assert_eq!(document["nccl_version"], "2.32.3");
     // There is no CUDA in host memory.
     let versions = ["cuda_runtime_version", "cuda_driver_version"].map(|of| &document[of]);
     assert_eq!(versions, [0, 0]);
@@ -261,7 +261,7 @@ fn check_text(text: &str, hash: &str, pids: &[u32]) {
     let late =
         format!("  Rank 1 has launched up to operation 4 -- GPU 1 managed by process {}", pids[1]);
     let parts = [
-        "NCCL version 2.30.7 compiled with CUDA 13.0\n",
+        "NCCL version 2.32.3 compiled with CUDA 13.0\n",
         "\nJob summary\n===========\n\n",
         "      1          3            1          3        3\n\nCommunicators... (",
         "s)\n=============\n\n",

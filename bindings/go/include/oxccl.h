@@ -14,6 +14,9 @@ typedef struct CUgraphExec_st *oxcclGraphExec_t;
 #define OXCCL_ERROR_INFO_INITIALIZER {sizeof(oxcclErrorInfo_t), 0, -1, -1, -1, 0, {0}, {0}}
 
 
+// The vendorId of this library's options in the list `ext` of ncclCollConfig_t.
+#define OXCCL_VENDOR_ID 5208131
+
 // The version of OxCCL: major · 10000 + minor · 100 + patch.
 #define OXCCL_VERSION_CODE 100
 
@@ -34,6 +37,21 @@ typedef enum {
   // Checks no calls.
   oxcclCaptureRelaxed = 2,
 } oxcclCaptureMode_t;
+
+// This library's options of one collective: the optionId in the list `ext` of ncclCollConfig_t.
+typedef enum {
+  // `val.i`: the milliseconds, at least 1, that the call may wait for a peer before the
+  // communicator fails, as oxcclCommSetTimeout has it for all calls; the smaller limit holds.
+  // Each rank has its own. On GPUs the call fails with ncclInvalidUsage.
+  oxcclOptionDeadlineMs = 1,
+  // `val.i`: 1 lets only algorithms reduce that always give the same bits, as
+  // OXCCL_DETERMINISTIC; 0 leaves it to the communicator.
+  oxcclOptionDeterministic = 2,
+  // `val.s`: the algorithm, by a name of `oxccl plan`. The call fails if it does not serve; not
+  // together with algSelection. An algorithm for buffers that all ranks map has a substitute
+  // where they do not.
+  oxcclOptionPlan = 3,
+} oxcclCallOption_t;
 
 // The description of an error. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
 typedef struct oxcclErrorInfo_t {

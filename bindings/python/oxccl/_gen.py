@@ -2,8 +2,9 @@
 """The C interface for ctypes: nccl.h and oxccl.h, name by name."""
 
 from ctypes import (
-    CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int, c_int8,
-    c_int16, c_int32, c_int64, c_size_t, c_uint, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p,
+    CFUNCTYPE, POINTER, Structure, Union, c_char, c_char_p, c_double, c_float,
+    c_int, c_int8, c_int16, c_int32, c_int64, c_size_t, c_uint, c_uint8, c_uint16,
+    c_uint32, c_uint64, c_void_p,
 )
 from enum import IntEnum
 
@@ -24,6 +25,14 @@ NCCL_WIN_COLL_SYMMETRIC = 1
 
 #: ncclCommWindowRegister: accesses keep their order.
 NCCL_WIN_STRICT_ORDERING = 2
+
+#: ncclCommWindowRegister: only for kernels that move data over the network; refused, as there are
+#: none.
+NCCL_WIN_GIN_ONLY = 4
+
+#: ncclCommWindowRegister: only for counted transfers of NVLink switches; refused, as there are
+#: none.
+NCCL_WIN_CFT_COUNTED = 8
 
 #: The alignment of a window's address, in bytes.
 NCCL_WIN_REQUIRED_ALIGNMENT = 4096
@@ -154,8 +163,48 @@ class ncclCommMemStat_t(IntEnum):
 #: Marks an ncclConfig_t that its initializer made.
 NCCL_API_MAGIC = 3405692655
 
-#: The version of the interface, NCCL 2.30.7.
-NCCL_VERSION_CODE = 23007
+
+class ncclHostCftMode_t(IntEnum):
+    """Values of hostCftMode: counted transfers of NVLink switches."""
+
+    #: Left to the library.
+    ncclHostCftDefault = -2147483648
+    #: On.
+    ncclHostCftEnable = 1
+    #: Off.
+    ncclHostCftDisable = 2
+    #: On where it is possible.
+    ncclHostCftFallback = 3
+
+
+
+class ncclNvlsHostMode_t(IntEnum):
+    """Bits of nvlsHostMode: what NVLink multicast is not used for."""
+
+    #: Left to the library.
+    ncclNvlsHostModeDefault = -2147483648
+    #: Used for all.
+    ncclNvlsHostModeEnable = 0
+    #: Not for transport and registered buffers.
+    ncclNvlsHostModeDisableTransport = 1
+    #: Not for symmetric kernels and copy engines.
+    ncclNvlsHostModeDisableSymmetricMultimem = 2
+    #: Used for nothing.
+    ncclNvlsHostModeDisable = 2147483647
+
+
+
+class ncclEncryptionMode_t(IntEnum):
+    """The ways to encrypt connections."""
+
+    #: Connections are authenticated, and not encrypted.
+    NCCL_ENCRYPTION_MODE_NONE = 0
+    #: Connections are encrypted with a key that all ranks have.
+    NCCL_ENCRYPTION_MODE_PSK = 1
+
+
+#: The version of the interface, NCCL 2.32.3.
+NCCL_VERSION_CODE = 23203
 
 
 class oxcclDeviceKind_t(IntEnum):
@@ -177,6 +226,26 @@ class oxcclCaptureMode_t(IntEnum):
     oxcclCaptureThreadLocal = 1
     #: Checks no calls.
     oxcclCaptureRelaxed = 2
+
+
+#: The vendorId of this library's options in the list `ext` of ncclCollConfig_t.
+OXCCL_VENDOR_ID = 5208131
+
+
+class oxcclCallOption_t(IntEnum):
+    """This library's options of one collective: the optionId in the list `ext` of ncclCollConfig_t."""
+
+    #: `val.i`: the milliseconds, at least 1, that the call may wait for a peer before the
+    #: communicator fails, as oxcclCommSetTimeout has it for all calls; the smaller limit holds.
+    #: Each rank has its own. On GPUs the call fails with ncclInvalidUsage.
+    oxcclOptionDeadlineMs = 1
+    #: `val.i`: 1 lets only algorithms reduce that always give the same bits, as
+    #: OXCCL_DETERMINISTIC; 0 leaves it to the communicator.
+    oxcclOptionDeterministic = 2
+    #: `val.s`: the algorithm, by a name of `oxccl plan`. The call fails if it does not serve; not
+    #: together with algSelection. An algorithm for buffers that all ranks map has a substitute
+    #: where they do not.
+    oxcclOptionPlan = 3
 
 
 #: The version of OxCCL: major · 10000 + minor · 100 + patch.
@@ -233,8 +302,98 @@ class ncclWaitSignalDesc_t(Structure):
 #: Handle of a stream, CUDA's own type.
 cudaStream_t = c_void_p
 
+#: Handle of an event, CUDA's own type.
+cudaEvent_t = c_void_p
 
-class ncclConfig_v23000(Structure):
+
+class ncclConfigExtKey_t(Structure):
+    """The name of an option of a vendor."""
+
+    _fields_ = [
+        # The vendor; OXCCL_VENDOR_ID for this library's options.
+        ("vendorId", c_int),
+        # The option, by the vendor's own numbers.
+        ("optionId", c_int),
+    ]
+
+
+
+class ncclConfigExtValue_t(Union):
+    """The value of an option of a vendor."""
+
+    _fields_ = [
+        # An integer.
+        ("i", c_int),
+        # A text.
+        ("s", c_char_p),
+        # Anything else.
+        ("raw", c_void_p),
+    ]
+
+
+
+class ncclConfigExt(Structure):
+    """An option of a vendor, in a list that ends and names no option twice. Options of other vendors
+    than this library are ignored."""
+
+
+ncclConfigExt._fields_ = [
+    # The next option, or null.
+    ("next", POINTER(ncclConfigExt)),
+    # The option.
+    ("key", ncclConfigExtKey_t),
+    # Its value.
+    ("val", ncclConfigExtValue_t),
+]
+
+
+#: An option of a vendor.
+ncclConfigExt_t = ncclConfigExt
+
+
+class ncclCollConfig_v23200(Structure):
+    """The options of one collective; begin with NCCL_COLLCONFIG_INITIALIZER. All ranks give the same
+    ones. maxCTAs, CTAPolicy, the choice of the algorithm, and whether there is an event are
+    compared: where they differ, the calls differ, which is an error on all ranks."""
+
+    _fields_ = [
+        # Set by the initializer.
+        ("size", c_size_t),
+        # Set by the initializer.
+        ("magic", c_uint),
+        # Set by the initializer.
+        ("version", c_uint),
+        # Options of vendors (oxccl.h has this library's), or null.
+        ("ext", POINTER(ncclConfigExt_t)),
+        # Fewest thread blocks, from 1 on; has no effect, as blocks follow from the size of a call.
+        ("minCTAs", c_int),
+        # Most thread blocks, from 1 to maxCTAs of the communicator; at least minCTAs.
+        ("maxCTAs", c_int),
+        # Thread blocks for NVLink multicast, from 1 on; has no effect, as there is none.
+        ("nvlsCTAs", c_int),
+        # Thread blocks per cluster, from 0 on; has no effect, as there are no clusters.
+        ("cgaClusterSize", c_int),
+        # The algorithms to choose from: names of `oxccl plan` or NCCL's (`RING`, `TREE_LL`) with
+        # commas between them, and `^` before them to exclude these. Null or empty: automatic.
+        ("algSelection", c_char_p),
+        # 1: fails where none of them serves (default); 0: the choice is automatic then.
+        ("forceAlgSelection", c_int),
+        # Bits NCCL_CTA_POLICY_…, for this call; left alone, those of the communicator.
+        ("CTAPolicy", c_int),
+        # The number by which the call is known to profilers and in `oxccl ras`, below 2^63; 0 for
+        # none, and then that of oxcclTag in `oxccl ras`.
+        ("userProfilerTag", c_uint64),
+        # An event that is recorded on the stream behind the call, so that it tells the call's end, or
+        # null. At most one for a communicator in a group; it lives as long as anything waits for it.
+        ("launchCompletionEvent", c_void_p),
+    ]
+
+
+#: The options of one collective.
+ncclCollConfig_t = ncclCollConfig_v23200
+
+
+class ncclConfig_v23100(Structure):
     """The options of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
     NCCL's defaults."""
 
@@ -281,11 +440,21 @@ class ncclConfig_v23000(Structure):
         ("maxP2pPeers", c_int),
         # 1: work in graphs keeps the order of the communicator's other work (default).
         ("graphStreamOrdering", c_int),
+        # 1: communicators of a device run in the order of the program's calls.
+        ("launchOrderImplicit", c_int),
+        # Signals of a context for one-sided operations, 1 to 16.
+        ("numRmaSig", c_int),
+        # 1: one-sided operations are prepared when the communicator is made.
+        ("rmaEagerInit", c_int),
+        # An ncclHostCftMode_t.
+        ("hostCftMode", c_int),
+        # Bits of ncclNvlsHostMode_t.
+        ("nvlsHostMode", c_int),
     ]
 
 
 #: The options of a new communicator.
-ncclConfig_t = ncclConfig_v23000
+ncclConfig_t = ncclConfig_v23100
 
 
 class ncclSimInfo_v22200(Structure):
@@ -305,6 +474,27 @@ class ncclSimInfo_v22200(Structure):
 
 #: The answer of ncclGroupSimulateEnd.
 ncclSimInfo_t = ncclSimInfo_v22200
+
+
+class ncclEncryptionConfig_v23200(Structure):
+    """The encryption of connections; begin with NCCL_ENCRYPTION_CONFIG_INITIALIZER."""
+
+    _fields_ = [
+        # Set by the initializer.
+        ("size", c_size_t),
+        # Set by the initializer.
+        ("magic", c_uint),
+        # Set by the initializer.
+        ("version", c_uint),
+        # An ncclEncryptionMode_t.
+        ("mode", c_int),
+        # The key, a text, or null.
+        ("psk", c_char_p),
+    ]
+
+
+#: The encryption of connections.
+ncclEncryptionConfig_t = ncclEncryptionConfig_v23200
 
 #: Handle of a variable. It lives as long as the library and needs no freeing.
 ncclParamHandle_t = c_void_p
@@ -559,6 +749,69 @@ PROTOTYPES = {
     #
     # Returns this rank's number. `rank`: out. Blocks: never.
     "ncclCommUserRank": (c_int, (c_void_p, POINTER(c_int),)),
+    # ncclAllReduceConfig(sendbuff, recvbuff, count, datatype, op, comm, stream, config)
+    #
+    # Same as ncclAllReduce, with options for this call.
+    #
+    # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+    # ncclAllReduce itself. Blocks: never, as ncclAllReduce.
+    "ncclAllReduceConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
+    # ncclBroadcastConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+    #
+    # Same as ncclBroadcast, with options for this call.
+    #
+    # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+    # ncclBroadcast itself. Blocks: never, as ncclBroadcast.
+    "ncclBroadcastConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
+    # ncclReduceConfig(sendbuff, recvbuff, count, datatype, op, root, comm, stream, config)
+    #
+    # Same as ncclReduce, with options for this call.
+    #
+    # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+    # ncclReduce itself. Blocks: never, as ncclReduce.
+    "ncclReduceConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
+    # ncclAllGatherConfig(sendbuff, recvbuff, sendcount, datatype, comm, stream, config)
+    #
+    # Same as ncclAllGather, with options for this call.
+    #
+    # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+    # ncclAllGather itself. Blocks: never, as ncclAllGather.
+    "ncclAllGatherConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
+    # ncclReduceScatterConfig(sendbuff, recvbuff, recvcount, datatype, op, comm, stream, config)
+    #
+    # Same as ncclReduceScatter, with options for this call.
+    #
+    # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+    # ncclReduceScatter itself. Blocks: never, as ncclReduceScatter.
+    "ncclReduceScatterConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
+    # ncclAlltoAllConfig(sendbuff, recvbuff, count, datatype, comm, stream, config)
+    #
+    # Same as ncclAlltoAll, with options for this call.
+    #
+    # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+    # ncclAlltoAll itself. Blocks: never, as ncclAlltoAll.
+    "ncclAlltoAllConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
+    # ncclGatherConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+    #
+    # Same as ncclGather, with options for this call.
+    #
+    # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+    # ncclGather itself. Blocks: never, as ncclGather.
+    "ncclGatherConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
+    # ncclScatterConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+    #
+    # Same as ncclScatter, with options for this call.
+    #
+    # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+    # ncclScatter itself. Blocks: never, as ncclScatter.
+    "ncclScatterConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
+    # ncclSetEncryption(config)
+    #
+    # Chooses the encryption of the connections that this process makes from now on. With
+    # NCCL_ENCRYPTION_MODE_PSK: fails with ncclInvalidUsage, as encryption is not built in.
+    #
+    # `config`: in. Blocks: never.
+    "ncclSetEncryption": (c_int, (POINTER(ncclEncryptionConfig_t),)),
     # ncclGroupStart()
     #
     # Begins a group: calls until ncclGroupEnd are launched together. Groups nest. Blocks: never.
@@ -775,8 +1028,8 @@ PROTOTYPES = {
     #
     # All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
     # where the system lets ranks write into each other's. `win`: out, never null on success.
-    # `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
-    # Blocks: never.
+    # `winFlags`: NCCL_WIN_DEFAULT, or bits NCCL_WIN_COLL_SYMMETRIC and NCCL_WIN_STRICT_ORDERING; the
+    # others fail with ncclInvalidUsage. Takes no address space; at most 64 at a time. Blocks: never.
     "ncclCommWindowRegister": (c_int, (c_void_p, c_void_p, c_size_t, POINTER(c_void_p), c_int,)),
     # ncclCommWindowDeregister(comm, win)
     #

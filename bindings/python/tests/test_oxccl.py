@@ -414,7 +414,7 @@ def on_threads():
 
 def interface():
     """Everything that is offered has types, and what is wrong or closed says so."""
-    assert oxccl.version()[0] == 23007 and oxccl.__version__.count(".") == 2
+    assert oxccl.version()[0] == 23203 and oxccl.__version__.count(".") == 2
     offered = [getattr(oxccl, name) for name in oxccl.__all__]
     for kind in [kind for kind in offered if inspect.isclass(kind)]:
         special = ("__init__", "__enter__", "__exit__")

@@ -2,11 +2,13 @@
 
 #![allow(clippy::too_many_arguments, reason = "C gives them one by one")]
 
+use super::coll_config::{self, ncclCollConfig_t};
 use super::redop;
 use super::types::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use crate::boundary::boundary;
 use crate::{convert, objects};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_runtime::device::Stream;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
 use oxccl_runtime::op::{Call, Transfer};
@@ -15,7 +17,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 /// The arguments of a collective, as C gave them.
-struct Arguments {
+pub(super) struct Arguments {
     function: &'static str,
     collective: Collective,
     input: *const c_void,
@@ -29,8 +31,34 @@ struct Arguments {
 }
 
 impl Arguments {
+    /// Returns the arguments for a function that does the same with options.
+    pub(super) fn of(self, function: &'static str) -> Self {
+        Self { function, ..self }
+    }
+
     /// Checks the arguments and launches the call.
     fn launch(&self) -> Result<()> {
+        self.submit(|comm, call, stream| group::collective(comm, call, stream))
+    }
+
+    /// Checks the arguments and launches the call with options; null for a plain call.
+    ///
+    /// # Safety
+    /// `config` is null, or points to an ncclCollConfig_t of any version.
+    pub(super) unsafe fn launch_under(&self, config: *const ncclCollConfig_t) -> Result<()> {
+        if config.is_null() {
+            return self.launch();
+        }
+        self.submit(|comm, call, stream| {
+            // SAFETY: by the contract of this function.
+            let (options, event) = unsafe { coll_config::read(config, comm, self.function)? };
+            group::collective_under(comm, call, options, (stream, event))
+        })
+    }
+
+    /// Checks the arguments, and hands the call over.
+    #[inline]
+    fn submit(&self, to: impl FnOnce(&objects::Called, &Call, Stream) -> Result<()>) -> Result<()> {
         let function = self.function;
         let comm = objects::comm(self.comm, function)?;
         comm.check()?;
@@ -57,7 +85,7 @@ impl Arguments {
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
         let stream = comm.stream(self.stream as usize, function)?;
-        group::collective(&comm, &call, stream)
+        to(&comm, &call, stream)
     }
 
     fn count_name(&self) -> &'static str {
@@ -105,7 +133,7 @@ fn transfer(
     group::transfer(&comm, transfer, stream)
 }
 
-unsafe fn all_reduce(
+pub(super) fn all_reduce(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -113,8 +141,8 @@ unsafe fn all_reduce(
     op: MaybeUninit<ncclRedOp_t>,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclAllReduce",
         collective: Collective::AllReduce,
         input: sendbuff,
@@ -125,8 +153,7 @@ unsafe fn all_reduce(
         root: 0,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Leaves the reduction of all ranks' inputs in every rank's output.
@@ -148,11 +175,10 @@ pub unsafe extern "C" fn ncclAllReduce(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream) })
+    boundary(|| all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream).launch())
 }
 
-unsafe fn broadcast(
+pub(super) fn broadcast(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -160,8 +186,8 @@ unsafe fn broadcast(
     root: c_int,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclBroadcast",
         collective: Collective::Broadcast,
         input: sendbuff,
@@ -172,8 +198,7 @@ unsafe fn broadcast(
         root,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Copies the root's input to every rank's output.
@@ -196,19 +221,18 @@ pub unsafe extern "C" fn ncclBroadcast(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { broadcast(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+    boundary(|| broadcast(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
 }
 
-unsafe fn bcast(
+pub(super) fn bcast(
     buff: *mut c_void,
     count: usize,
     datatype: MaybeUninit<ncclDataType_t>,
     root: c_int,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclBcast",
         collective: Collective::Broadcast,
         input: buff.cast_const(),
@@ -219,8 +243,7 @@ unsafe fn bcast(
         root,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Copies the root's buffer to every rank's; ncclBroadcast in place.
@@ -241,11 +264,10 @@ pub unsafe extern "C" fn ncclBcast(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { bcast(buff, count, datatype, root, comm, stream) })
+    boundary(|| bcast(buff, count, datatype, root, comm, stream).launch())
 }
 
-unsafe fn reduce(
+pub(super) fn reduce(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -254,8 +276,8 @@ unsafe fn reduce(
     root: c_int,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclReduce",
         collective: Collective::Reduce,
         input: sendbuff,
@@ -266,8 +288,7 @@ unsafe fn reduce(
         root,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Leaves the reduction of all ranks' inputs in the root's output.
@@ -291,11 +312,10 @@ pub unsafe extern "C" fn ncclReduce(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { reduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream) })
+    boundary(|| reduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream).launch())
 }
 
-unsafe fn reduce_scatter(
+pub(super) fn reduce_scatter(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     recvcount: usize,
@@ -303,8 +323,8 @@ unsafe fn reduce_scatter(
     op: MaybeUninit<ncclRedOp_t>,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclReduceScatter",
         collective: Collective::ReduceScatter,
         input: sendbuff,
@@ -315,8 +335,7 @@ unsafe fn reduce_scatter(
         root: 0,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Leaves block r of the reduction of all ranks' inputs in the output of rank r.
@@ -339,21 +358,18 @@ pub unsafe extern "C" fn ncclReduceScatter(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe {
-        reduce_scatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream)
-    })
+    boundary(|| reduce_scatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream).launch())
 }
 
-unsafe fn all_gather(
+pub(super) fn all_gather(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     sendcount: usize,
     datatype: MaybeUninit<ncclDataType_t>,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclAllGather",
         collective: Collective::AllGather,
         input: sendbuff,
@@ -364,8 +380,7 @@ unsafe fn all_gather(
         root: 0,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Leaves the inputs of all ranks, in rank order, in every rank's output.
@@ -387,19 +402,18 @@ pub unsafe extern "C" fn ncclAllGather(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { all_gather(sendbuff, recvbuff, sendcount, datatype, comm, stream) })
+    boundary(|| all_gather(sendbuff, recvbuff, sendcount, datatype, comm, stream).launch())
 }
 
-unsafe fn all_to_all(
+pub(super) fn all_to_all(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
     datatype: MaybeUninit<ncclDataType_t>,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclAlltoAll",
         collective: Collective::AllToAll,
         input: sendbuff,
@@ -410,8 +424,7 @@ unsafe fn all_to_all(
         root: 0,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Leaves block r of every rank's input, in rank order, in the output of rank r.
@@ -433,11 +446,10 @@ pub unsafe extern "C" fn ncclAlltoAll(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { all_to_all(sendbuff, recvbuff, count, datatype, comm, stream) })
+    boundary(|| all_to_all(sendbuff, recvbuff, count, datatype, comm, stream).launch())
 }
 
-unsafe fn gather(
+pub(super) fn gather(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -445,8 +457,8 @@ unsafe fn gather(
     root: c_int,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclGather",
         collective: Collective::Gather,
         input: sendbuff,
@@ -457,8 +469,7 @@ unsafe fn gather(
         root,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Leaves the inputs of all ranks, in rank order, in the root's output.
@@ -481,11 +492,10 @@ pub unsafe extern "C" fn ncclGather(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { gather(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+    boundary(|| gather(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
 }
 
-unsafe fn scatter(
+pub(super) fn scatter(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -493,8 +503,8 @@ unsafe fn scatter(
     root: c_int,
     comm: ncclComm_t,
     stream: cudaStream_t,
-) -> Result<()> {
-    let arguments = Arguments {
+) -> Arguments {
+    Arguments {
         function: "ncclScatter",
         collective: Collective::Scatter,
         input: sendbuff,
@@ -505,8 +515,7 @@ unsafe fn scatter(
         root,
         comm,
         stream,
-    };
-    arguments.launch()
+    }
 }
 
 /// Leaves block r of the root's input in the output of rank r.
@@ -529,8 +538,7 @@ pub unsafe extern "C" fn ncclScatter(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { scatter(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+    boundary(|| scatter(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
 }
 
 unsafe fn send(

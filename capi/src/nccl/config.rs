@@ -15,13 +15,13 @@ pub const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
 /// Marks an ncclSimInfo_t that its initializer made.
 const SIM_MAGIC: c_uint = 0x7468_5283;
 /// A field that is left to the library.
-const UNDEFINED: c_int = c_int::MIN;
+pub(super) const UNDEFINED: c_int = c_int::MIN;
 
 /// The options of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
 /// NCCL's defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ncclConfig_v23000 {
+pub struct ncclConfig_v23100 {
     /// Set by the initializer.
     pub size: usize,
     /// Set by the initializer.
@@ -64,10 +64,50 @@ pub struct ncclConfig_v23000 {
     pub maxP2pPeers: c_int,
     /// 1: work in graphs keeps the order of the communicator's other work (default).
     pub graphStreamOrdering: c_int,
+    /// 1: communicators of a device run in the order of the program's calls.
+    pub launchOrderImplicit: c_int,
+    /// Signals of a context for one-sided operations, 1 to 16.
+    pub numRmaSig: c_int,
+    /// 1: one-sided operations are prepared when the communicator is made.
+    pub rmaEagerInit: c_int,
+    /// An ncclHostCftMode_t.
+    pub hostCftMode: c_int,
+    /// Bits of ncclNvlsHostMode_t.
+    pub nvlsHostMode: c_int,
+}
+
+/// Values of hostCftMode: counted transfers of NVLink switches.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclHostCftMode_t {
+    /// Left to the library.
+    ncclHostCftDefault = -2147483648,
+    /// On.
+    ncclHostCftEnable = 1,
+    /// Off.
+    ncclHostCftDisable = 2,
+    /// On where it is possible.
+    ncclHostCftFallback = 3,
+}
+
+/// Bits of nvlsHostMode: what NVLink multicast is not used for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclNvlsHostMode_t {
+    /// Left to the library.
+    ncclNvlsHostModeDefault = -2147483648,
+    /// Used for all.
+    ncclNvlsHostModeEnable = 0,
+    /// Not for transport and registered buffers.
+    ncclNvlsHostModeDisableTransport = 1,
+    /// Not for symmetric kernels and copy engines.
+    ncclNvlsHostModeDisableSymmetricMultimem = 2,
+    /// Used for nothing.
+    ncclNvlsHostModeDisable = 0x7fff_ffff,
 }
 
 /// The options of a new communicator.
-pub type ncclConfig_t = ncclConfig_v23000;
+pub type ncclConfig_t = ncclConfig_v23100;
 
 /// The answer of ncclGroupSimulateEnd; begin with NCCL_SIM_INFO_INITIALIZER.
 #[repr(C)]
@@ -89,7 +129,7 @@ pub type ncclSimInfo_t = ncclSimInfo_v22200;
 /// The sizes that are accepted: from that of 2.14 to those of versions far beyond this one.
 const SIZES: std::ops::RangeInclusive<usize> = 24..=4096;
 
-const INITIAL: ncclConfig_t = ncclConfig_v23000 {
+const INITIAL: ncclConfig_t = ncclConfig_v23100 {
     size: size_of::<ncclConfig_t>(),
     magic: NCCL_API_MAGIC,
     version: super::info::NCCL_VERSION_CODE as c_uint,
@@ -111,15 +151,28 @@ const INITIAL: ncclConfig_t = ncclConfig_v23000 {
     numRmaCtx: UNDEFINED,
     maxP2pPeers: UNDEFINED,
     graphStreamOrdering: UNDEFINED,
+    launchOrderImplicit: UNDEFINED,
+    numRmaSig: UNDEFINED,
+    rmaEagerInit: UNDEFINED,
+    hostCftMode: UNDEFINED,
+    nvlsHostMode: UNDEFINED,
 };
+
+impl Default for ncclConfig_v23100 {
+    /// Returns what NCCL_CONFIG_INITIALIZER makes.
+    fn default() -> Self {
+        INITIAL
+    }
+}
 
 /// Name, first version and value of a numeric field.
 type Field = (&'static str, c_uint, fn(&ncclConfig_t) -> c_int);
 
 /// The numeric fields. A field that took the place of padding needs its version, not only the
 /// structure's size. trafficClass came with 2.26: callers built with 2.25 have padding there,
-/// although NCCL reads it.
-const FIELDS: [Field; 16] = [
+/// although NCCL reads it. The last five came with 2.31 and 2.32: callers built with 2.31 may have
+/// padding in the place of some.
+const FIELDS: [Field; 21] = [
     ("blocking", 21400, |c| c.blocking),
     ("cgaClusterSize", 21700, |c| c.cgaClusterSize),
     ("minCTAs", 21700, |c| c.minCTAs),
@@ -136,6 +189,11 @@ const FIELDS: [Field; 16] = [
     ("numRmaCtx", 22900, |c| c.numRmaCtx),
     ("maxP2pPeers", 23000, |c| c.maxP2pPeers),
     ("graphStreamOrdering", 23005, |c| c.graphStreamOrdering),
+    ("launchOrderImplicit", 23200, |c| c.launchOrderImplicit),
+    ("numRmaSig", 23200, |c| c.numRmaSig),
+    ("rmaEagerInit", 23200, |c| c.rmaEagerInit),
+    ("hostCftMode", 23200, |c| c.hostCftMode),
+    ("nvlsHostMode", 23200, |c| c.nvlsHostMode),
 ];
 
 /// First versions with netName and commName.
@@ -299,12 +357,13 @@ mod tests {
         [bits as i32, (bits >> 32) as i32]
     }
 
-    /// Returns the words of a complete structure: blocking 0, cluster 2, CTAs 3 and 4, splitShare
-    /// 1, traffic class 5, then the rest; all differ from the defaults.
+    /// Returns the words of a complete structure but the last one, which is padding: blocking 0,
+    /// cluster 2, CTAs 3 and 4, splitShare 1, traffic class 5, then the rest; all differ from the
+    /// defaults.
     fn all_words() -> Vec<i32> {
         let [n0, n1] = pointer(c"Socket");
         let [c0, c1] = pointer(c"weights");
-        vec![0, 2, 3, 4, n0, n1, 1, 5, c0, c1, 1, 1, 1, 6, 7, 1, 1, 8, 9, 0]
+        vec![0, 2, 3, 4, n0, n1, 1, 5, c0, c1, 1, 1, 1, 6, 7, 1, 1, 8, 9, 0, 1, 10, 1, 2, 3]
     }
 
     /// Returns the options of the first `groups` groups of fields of `all_words`; a version added
@@ -329,10 +388,15 @@ mod tests {
             rma_contexts: 8,
             max_p2p_peers: Some(9),
             graph_stream_ordering: false,
+            launch_order_implicit: true,
+            rma_signals: Some(10),
+            rma_eager_init: true,
+            host_cft_mode: Some(2),
+            nvls_host_mode: Some(3),
             init_timeout: None,
         };
         let mut options = Options { blocking: full.blocking, ..Options::default() };
-        let take: [fn(&mut Options, &Options); 8] = [
+        let take: [fn(&mut Options, &Options); 9] = [
             |o, f| {
                 (o.cga_cluster_size, o.min_ctas) = (f.cga_cluster_size, f.min_ctas);
                 (o.max_ctas, o.net_name) = (f.max_ctas, f.net_name.clone());
@@ -353,6 +417,11 @@ mod tests {
             },
             |o, f| o.max_p2p_peers = f.max_p2p_peers,
             |o, f| o.graph_stream_ordering = f.graph_stream_ordering,
+            |o, f| {
+                o.launch_order_implicit = f.launch_order_implicit;
+                (o.rma_signals, o.rma_eager_init) = (f.rma_signals, f.rma_eager_init);
+                (o.host_cft_mode, o.nvls_host_mode) = (f.host_cft_mode, f.nvls_host_mode);
+            },
         ];
         take[..groups].iter().for_each(|t| t(&mut options, &full));
         options
@@ -373,6 +442,9 @@ mod tests {
             (96, 23003, 19, 7),
             (96, 23004, 19, 7),
             (96, 23007, 20, 8),
+            (120, 23203, 25, 9),
+            // Nobody knows what the callers of 2.31 have behind graphStreamOrdering.
+            (120, 23102, 25, 8),
         ] {
             let image = image(size, version, &all_words()[..words]);
             assert_eq!(parsed(&image).unwrap(), expected(groups), "{version}");
@@ -382,8 +454,8 @@ mod tests {
     #[test]
     fn a_later_and_larger_version_is_read_as_far_as_this_one_goes() {
         let mut words = all_words();
-        words.extend([POISON; 20]);
-        assert_eq!(parsed(&image(176, 23100, &words)).unwrap(), expected(8));
+        words.extend([POISON; 15]);
+        assert_eq!(parsed(&image(176, 23300, &words)).unwrap(), expected(9));
     }
 
     #[test]
@@ -405,7 +477,7 @@ mod tests {
 
     #[test]
     fn what_no_initializer_made_is_refused() {
-        let mut alien = image(96, 23007, &all_words());
+        let mut alien = image(120, 23203, &all_words());
         alien[1] = 0;
         let error = parsed(&alien).unwrap_err().to_string();
         assert!(
@@ -413,7 +485,7 @@ mod tests {
             "{error}"
         );
         for size in [0, 8, 16, 23, 25, 44, 4104, usize::MAX, 1 << 40] {
-            let mut image = image(96, 23007, &all_words());
+            let mut image = image(120, 23203, &all_words());
             image[0] = size as u64;
             let error = parsed(&image).unwrap_err().to_string();
             assert!(error.contains(&format!("a structure of {size} bytes")), "{error}");
@@ -439,10 +511,15 @@ mod tests {
             (17, -1, "numRmaCtx"),
             (18, 0, "maxP2pPeers"),
             (19, 2, "graphStreamOrdering"),
+            (20, 2, "launchOrderImplicit"),
+            (21, 17, "numRmaSig"),
+            (22, -1, "rmaEagerInit"),
+            (23, 4, "hostCftMode"),
+            (24, -1, "nvlsHostMode"),
         ] {
             let mut words = all_words();
             words[word] = value;
-            let error = parsed(&image(96, 23007, &words)).unwrap_err().to_string();
+            let error = parsed(&image(120, 23203, &words)).unwrap_err().to_string();
             assert!(error.contains(&format!("argument {name} is {value}; expected")), "{error}");
         }
     }

@@ -8,8 +8,8 @@ use oxccl_twin::twin;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::MaybeUninit;
 
-/// The version of the interface, NCCL 2.30.7.
-pub const NCCL_VERSION_CODE: c_int = 23007;
+/// The version of the interface, NCCL 2.32.3.
+pub const NCCL_VERSION_CODE: c_int = 23203;
 
 unsafe fn get_version(version: *mut c_int) -> Result<()> {
     // SAFETY: passed on from the caller.

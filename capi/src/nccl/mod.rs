@@ -1,9 +1,12 @@
 //! The declarations of `nccl.h`.
 
 pub mod children;
+pub mod coll_config;
 pub mod collectives;
 pub mod comm;
 pub mod config;
+pub mod configured;
+pub mod encryption;
 pub mod group;
 pub mod info;
 pub mod lifetime;

@@ -225,7 +225,7 @@ fn dump_all() -> Result<()> {
     Ok(())
 }
 
-fn reset_debug_init() -> Result<()> {
+pub(crate) fn reset_debug_init() -> Result<()> {
     // Another thread of the parent may have held the log's locks.
     fork::check()?;
     log::reset();

@@ -14,6 +14,12 @@ pub const NCCL_WIN_DEFAULT: c_int = 0;
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 /// ncclCommWindowRegister: accesses keep their order.
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
+/// ncclCommWindowRegister: only for kernels that move data over the network; refused, as there are
+/// none.
+pub const NCCL_WIN_GIN_ONLY: c_int = 4;
+/// ncclCommWindowRegister: only for counted transfers of NVLink switches; refused, as there are
+/// none.
+pub const NCCL_WIN_CFT_COUNTED: c_int = 8;
 /// The alignment of a window's address, in bytes.
 pub const NCCL_WIN_REQUIRED_ALIGNMENT: c_int = 4096;
 
@@ -194,3 +200,11 @@ pub struct CUstream_st {
 
 /// Handle of a stream, CUDA's own type.
 pub type cudaStream_t = *mut CUstream_st;
+
+/// An event; on the host device use only through its handle.
+pub struct CUevent_st {
+    _private: [u8; 0],
+}
+
+/// Handle of an event, CUDA's own type.
+pub type cudaEvent_t = *mut CUevent_st;

@@ -4,8 +4,8 @@
 
 use super::collectives::bytes;
 use super::types::{
-    NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_STRICT_ORDERING, cudaStream_t, ncclComm_t, ncclDataType_t,
-    ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
+    NCCL_WIN_CFT_COUNTED, NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_GIN_ONLY, NCCL_WIN_STRICT_ORDERING,
+    cudaStream_t, ncclComm_t, ncclDataType_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
 use crate::boundary::boundary;
 use crate::{convert, objects};
@@ -78,9 +78,21 @@ unsafe fn comm_window_register(
     if win.is_null() {
         return Err(Error::argument(FUNCTION, "win", "null", "a place for the handle"));
     }
-    if winFlags & !(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING) != 0 {
+    const FLAGS: c_int = NCCL_WIN_COLL_SYMMETRIC
+        | NCCL_WIN_STRICT_ORDERING
+        | NCCL_WIN_GIN_ONLY
+        | NCCL_WIN_CFT_COUNTED;
+    if winFlags & !FLAGS != 0 {
         let expected = "NCCL_WIN_COLL_SYMMETRIC (1), NCCL_WIN_STRICT_ORDERING (2), both or neither";
         return Err(Error::argument(FUNCTION, "winFlags", winFlags, expected));
+    }
+    let absent = [
+        (NCCL_WIN_GIN_ONLY, "NCCL_WIN_GIN_ONLY: no kernels of users move data over the network"),
+        (NCCL_WIN_CFT_COUNTED, "NCCL_WIN_CFT_COUNTED: no NVLink switch counts transfers"),
+    ];
+    if let Some((_, why)) = absent.iter().find(|(flag, _)| winFlags & flag != 0) {
+        let what = format!("{FUNCTION}: a window cannot be registered with {why} here");
+        return Err(Error::usage(what, "leave the flag out"));
     }
     let made = comm.register_window(buff.cast(), size)? as ncclWindow_t;
     // SAFETY: not null, and writable by the contract of the caller.
@@ -240,8 +252,8 @@ pub unsafe extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_voi
 ///
 /// All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
 /// where the system lets ranks write into each other's. `win`: out, never null on success.
-/// `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
-/// Blocks: never.
+/// `winFlags`: NCCL_WIN_DEFAULT, or bits NCCL_WIN_COLL_SYMMETRIC and NCCL_WIN_STRICT_ORDERING; the
+/// others fail with ncclInvalidUsage. Takes no address space; at most 64 at a time. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

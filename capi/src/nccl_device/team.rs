@@ -1,6 +1,10 @@
 //! The teams of a communicator's ranks, and its capabilities for kernels.
 
-use super::types::{ncclCommProperties_t, ncclGinType_t, ncclTeam, ncclTeam_t};
+use super::types::{
+    ncclCftTeamMode_t, ncclCommProperties_t, ncclGinConnectionType_t, ncclGinType_t, ncclTeam,
+    ncclTeam_t,
+};
+use super::unavailable::uncounted;
 use crate::boundary::{boundary, boundary_or};
 use crate::nccl::config::{self, NCCL_API_MAGIC};
 use crate::nccl::types::{ncclComm_t, ncclResult_t};
@@ -9,6 +13,8 @@ use oxccl_runtime::comm::{Communicator, Team};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_twin::twin;
 use std::ffi::c_int;
+use std::mem::{MaybeUninit, offset_of};
+use std::ptr;
 use std::sync::Arc;
 
 const NO_TEAM: ncclTeam_t = ncclTeam { nRanks: 0, rank: 0, stride: 0 };
@@ -49,7 +55,8 @@ fn slots(elements: c_int, bytes: c_int) -> Result<c_int> {
 /// `props` is null, or points to a structure that NCCL_COMM_PROPERTIES_INITIALIZER began.
 unsafe fn query_properties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -> Result<()> {
     const FUNCTION: &str = "ncclCommQueryProperties";
-    const SIZE: usize = size_of::<ncclCommProperties_t>();
+    /// The size since NCCL 2.30; older structures lack fields between others.
+    const SIZE: usize = offset_of!(ncclCommProperties_t, commHash);
     let comm = living(comm, FUNCTION)?;
     if props.is_null() {
         return Err(Error::argument(FUNCTION, "props", "null", "a place for the answer"));
@@ -77,9 +84,20 @@ unsafe fn query_properties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -
         nLsaTeams: lsa_teams,
         hostRmaSupport: lsa_teams == 1,
         railedGinType: ncclGinType_t::NCCL_GIN_TYPE_NONE,
+        commHash: 0,
+        ginMinStride: 0,
+        ginConnectionType: ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE,
+        ginSupport: [false; 64],
+        devCommRuntimeVersionSize: 0,
+        cftSupport: false,
+        cftMulticastSupport: false,
+        cftCountedSupport: false,
     };
-    // SAFETY: the structure is large enough.
-    unsafe { props.write_unaligned(answer) };
+    let bytes = size.min(size_of::<ncclCommProperties_t>());
+    // SAFETY: the caller's structure has `size` bytes.
+    unsafe {
+        ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), props.cast::<u8>(), bytes);
+    }
     Ok(())
 }
 
@@ -114,6 +132,33 @@ pub unsafe extern "C" fn ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamRail")?.team_rail())))
+}
+
+/// Would return the team of counted transfers that this rank is in; returns a team of no ranks, as
+/// there are none. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[twin]
+#[unsafe(no_mangle)]
+#[allow(unused_variables, reason = "the names of parameters are for the header")]
+pub unsafe extern "C" fn ncclTeamCft(
+    comm: ncclComm_t,
+    mode: MaybeUninit<ncclCftTeamMode_t>,
+) -> ncclTeam_t {
+    boundary_or(NO_TEAM, || Err(uncounted("ncclTeamCft")))
+}
+
+/// Would return the team of counted transfers to all at once that this rank is in; returns a team
+/// of no ranks, as there are none. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[twin]
+#[unsafe(no_mangle)]
+#[allow(unused_variables, reason = "the names of parameters are for the header")]
+pub unsafe extern "C" fn ncclTeamCftMultimem(comm: ncclComm_t) -> ncclTeam_t {
+    boundary_or(NO_TEAM, || Err(uncounted("ncclTeamCftMultimem")))
 }
 
 /// Returns the rank in the communicator of a team's member; −1 where there is none.

@@ -64,6 +64,35 @@ pub struct ncclGinBarrierHandle {
 /// A barrier over the network.
 pub type ncclGinBarrierHandle_t = ncclGinBarrierHandle;
 
+/// A barrier by counted transfers of NVLink switches.
+#[repr(C)]
+pub struct ncclCftBarrierHandle {
+    /// The buffer of the barriers.
+    pub bufHandle: ncclDevResourceHandle_t,
+    /// Number of barriers in the buffer.
+    pub nBarriers: c_int,
+}
+
+/// A barrier by counted transfers of NVLink switches.
+pub type ncclCftBarrierHandle_t = ncclCftBarrierHandle;
+
+/// The number of an endpoint of counted transfers.
+pub type ncclCftLeId = u32;
+/// The number of an endpoint of counted transfers.
+pub type ncclCftLeId_t = ncclCftLeId;
+
+/// The teams of counted transfers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclCftTeamMode_t {
+    /// One level.
+    NCCL_CFT_TEAM_FLAT = 0,
+    /// Two levels, with multicast.
+    NCCL_CFT_TEAM_HIER_MULTIMEM = 1,
+    /// Two levels, of which the first one shares memory.
+    NCCL_CFT_TEAM_HIER_LSA = 2,
+}
+
 /// Slots of an all-to-all exchange of small elements.
 #[repr(C)]
 pub struct ncclLLA2AHandle {
@@ -104,6 +133,8 @@ pub enum ncclGinConnectionType_t {
     NCCL_GIN_CONNECTION_FULL = 1,
     /// Between ranks with equal places on their hosts.
     NCCL_GIN_CONNECTION_RAIL = 2,
+    /// Between ranks at a distance of the program's.
+    NCCL_GIN_CONNECTION_CUSTOM_STRIDE = 3,
 }
 
 /// The agent that moves data for kernels over the network.
@@ -118,6 +149,10 @@ pub enum ncclGinType_t {
     NCCL_GIN_TYPE_GDAKI = 3,
     /// The device itself, on other cards.
     NCCL_GIN_TYPE_GPI = 4,
+    /// The device itself, on the cards of EC2.
+    NCCL_GIN_TYPE_EFA_GDA = 5,
+    /// Number of types.
+    NCCL_GIN_MAX_TYPES = 6,
 }
 
 /// A buffer that a device communicator shall have.
@@ -186,6 +221,11 @@ pub struct ncclDevCommRequirements {
     pub worldGinBarrierCount: c_int,
     pub ginStrongSignalsRequired: bool,
     pub ginVaSignalsRequired: bool,
+    pub ginCustomStride: c_int,
+    pub ginType: ncclGinType_t,
+    pub useRuntimeVersion: bool,
+    pub cftCaps: c_int,
+    pub cftBarrierCount: c_int,
 }
 
 /// The requirements of a device communicator.
@@ -220,6 +260,22 @@ pub struct ncclCommProperties {
     pub hostRmaSupport: bool,
     /// The agent that moves data for kernels between ranks with equal places on their hosts.
     pub railedGinType: ncclGinType_t,
+    /// The number of the communicator for kernels; 0 if there are none.
+    pub commHash: u64,
+    /// The smallest distance of ranks that kernels reach over the network.
+    pub ginMinStride: c_int,
+    /// The connections that there are for kernels.
+    pub ginConnectionType: ncclGinConnectionType_t,
+    /// True for each ncclGinType_t that can be had.
+    pub ginSupport: [bool; 64],
+    /// Size of an ncclDevComm_t of this library's version; 0 if there are none.
+    pub devCommRuntimeVersionSize: usize,
+    /// True if NVLink switches count transfers.
+    pub cftSupport: bool,
+    /// True if they count transfers to all at once.
+    pub cftMulticastSupport: bool,
+    /// True if kernels can wait for a count.
+    pub cftCountedSupport: bool,
 }
 
 /// The capabilities of a communicator for kernels.
@@ -229,12 +285,9 @@ pub type ncclCommProperties_t = ncclCommProperties;
 #[repr(C)]
 #[allow(missing_docs, reason = "nothing here has a meaning on the host device")]
 pub struct ncclResourceWindow_vidmem {
-    pub reserved1: [c_char; 8],
     pub lsaFlatBase: *mut c_char,
-    pub reserved2: [c_char; 8],
     pub stride4G: u32,
     pub mcOffset4K: u32,
-    pub reserved3: [c_char; 32],
 }
 
 /// Part of a device communicator.
@@ -255,24 +308,35 @@ pub struct ncclDevComm {
     pub windowTable: ncclDevCommWindowTable_t,
     pub resourceWindow: ncclWindow_t,
     pub resourceWindow_inlined: ncclResourceWindow_vidmem_t,
-    pub hybridWorldGinBarrier: ncclGinBarrierHandle_t,
+    pub hybridDenseGinBarrier: ncclGinBarrierHandle_t,
     pub lsaMultimem: ncclMultimemHandle_t,
     pub lsaBarrier: ncclLsaBarrierHandle_t,
     pub railGinBarrier: ncclGinBarrierHandle_t,
     pub ginConnectionCount: u8,
+    pub backendIndex: u8,
     pub ginNetDeviceTypes: [u8; NCCL_GIN_MAX_CONNECTIONS],
     pub ginHandles: [*mut c_void; NCCL_GIN_MAX_CONNECTIONS],
     pub ginSignalCount: c_int,
     pub ginCounterCount: c_int,
     pub ginSignalShadows: *mut u64,
     pub ginContextCount: u32,
-    pub ginConnectionsRailed: bool,
+    pub ginConnectionStride: c_int,
+    pub ginContextStride: c_int,
     pub ginStrongLegacySignals: bool,
-    pub ginContextsRailed: bool,
     pub abortFlag: *mut u32,
     pub hybridLsaBarrier: ncclLsaBarrierHandle_t,
     pub hybridRailGinBarrier: ncclGinBarrierHandle_t,
     pub worldGinBarrier: ncclGinBarrierHandle_t,
+    pub ginConnectionStride_rcp32: u32,
+    pub cftRank: c_int,
+    pub cftSize: c_int,
+    pub cftMultimemRank: c_int,
+    pub cftMultimemSize: c_int,
+    pub cftMultimemSize_rcp32: u32,
+    pub ucLeId: ncclCftLeId,
+    pub mcLeId: ncclCftLeId,
+    pub cftBarrier: ncclCftBarrierHandle_t,
+    pub cftMultimemBarrier: ncclCftBarrierHandle_t,
 }
 
 /// A communicator for kernels.

@@ -3,7 +3,7 @@
 #![allow(unused_variables, reason = "the names of parameters are for the header")]
 
 use super::types::{
-    ncclDevComm_t, ncclDevCommRequirements_t, ncclDevResourceRequirements_t,
+    ncclCftLeId, ncclDevComm_t, ncclDevCommRequirements_t, ncclDevResourceRequirements_t,
     ncclGinBarrierHandle_t, ncclGinInboxA2AHandle, ncclGinOutboxHandle, ncclLLA2AHandle_t,
     ncclLsaBarrierHandle_t, ncclMultimemHandle_t, ncclTeam_t,
 };
@@ -18,6 +18,12 @@ fn unavailable(function: &'static str) -> Result<()> {
         format!("{function}: there are no kernels on the host device that could communicate");
     let hint = "ask ncclCommQueryProperties for deviceApiSupport first, and use the collectives";
     Err(Error::usage(what, hint))
+}
+
+/// Returns the error of a function for counted transfers of NVLink switches.
+pub(super) fn uncounted(function: &str) -> Error {
+    let what = format!("{function}: this library uses no counted transfers of NVLink switches");
+    Error::usage(what, "ask ncclCommQueryProperties for cftSupport first, and use the collectives")
 }
 
 /// Would make a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks:
@@ -110,6 +116,57 @@ pub unsafe extern "C" fn ncclGetPeerDevicePointer(
     outPtr: *mut *mut c_void,
 ) -> ncclResult_t {
     boundary(|| unavailable("ncclGetPeerDevicePointer"))
+}
+
+/// Would give a window's endpoint of counted transfers to all ranks; fails with ncclInvalidUsage,
+/// as there are none. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[twin]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetMultimemDeviceLeInfo(
+    window: ncclWindow_t,
+    offset: usize,
+    leId: *mut ncclCftLeId,
+    leOffset: *mut usize,
+) -> ncclResult_t {
+    boundary(|| Err::<(), _>(uncounted("ncclGetMultimemDeviceLeInfo")))
+}
+
+/// Would give a window's endpoint of counted transfers to a member of a team; fails with
+/// ncclInvalidUsage, as there are none. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[twin]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetCftDeviceLeInfo(
+    window: ncclWindow_t,
+    offset: usize,
+    peerCft: c_int,
+    cftTeam: ncclTeam_t,
+    leId: *mut ncclCftLeId,
+    leOffset: *mut usize,
+) -> ncclResult_t {
+    boundary(|| Err::<(), _>(uncounted("ncclGetCftDeviceLeInfo")))
+}
+
+/// Would give a window's endpoint of counted transfers to a rank; fails with ncclInvalidUsage, as
+/// there are none. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[twin]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetPeerDeviceLeInfo(
+    window: ncclWindow_t,
+    offset: usize,
+    peerWorld: c_int,
+    leId: *mut ncclCftLeId,
+    leOffset: *mut usize,
+) -> ncclResult_t {
+    boundary(|| Err::<(), _>(uncounted("ncclGetPeerDeviceLeInfo")))
 }
 
 /// Would describe a barrier of ranks that share memory; fails with ncclInvalidUsage on the host

@@ -2,11 +2,6 @@
 
 use std::ffi::{c_char, c_int};
 
-/// An event; on the host device use only through its handle.
-pub struct CUevent_st {
-    _private: [u8; 0],
-}
-
 /// A captured graph; on the host device use only through its handle.
 pub struct CUgraph_st {
     _private: [u8; 0],
@@ -20,7 +15,7 @@ pub struct CUgraphExec_st {
 /// Handle of a stream, CUDA's own type.
 pub type oxcclStream_t = *mut crate::nccl::types::CUstream_st;
 /// Handle of an event, CUDA's own type.
-pub type oxcclEvent_t = *mut CUevent_st;
+pub type oxcclEvent_t = *mut crate::nccl::types::CUevent_st;
 /// Handle of a graph, CUDA's own type.
 pub type oxcclGraph_t = *mut CUgraph_st;
 /// Handle of an executable graph, CUDA's own type.
@@ -76,4 +71,24 @@ pub struct oxcclErrorInfo_t {
     pub operation: [c_char; 32],
     /// The whole message.
     pub text: [c_char; 512],
+}
+
+/// The vendorId of this library's options in the list `ext` of ncclCollConfig_t.
+pub const OXCCL_VENDOR_ID: c_int = 0x4f7843;
+
+/// This library's options of one collective: the optionId in the list `ext` of ncclCollConfig_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum oxcclCallOption_t {
+    /// `val.i`: the milliseconds, at least 1, that the call may wait for a peer before the
+    /// communicator fails, as oxcclCommSetTimeout has it for all calls; the smaller limit holds.
+    /// Each rank has its own. On GPUs the call fails with ncclInvalidUsage.
+    oxcclOptionDeadlineMs = 1,
+    /// `val.i`: 1 lets only algorithms reduce that always give the same bits, as
+    /// OXCCL_DETERMINISTIC; 0 leaves it to the communicator.
+    oxcclOptionDeterministic = 2,
+    /// `val.s`: the algorithm, by a name of `oxccl plan`. The call fails if it does not serve; not
+    /// together with algSelection. An algorithm for buffers that all ranks map has a substitute
+    /// where they do not.
+    oxcclOptionPlan = 3,
 }

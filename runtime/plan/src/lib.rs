@@ -22,6 +22,7 @@ pub mod nccl;
 pub mod packets;
 pub mod reference;
 pub mod select;
+pub mod selection;
 pub mod simulate;
 pub mod spec;
 pub mod verify;

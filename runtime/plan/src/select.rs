@@ -7,6 +7,7 @@ use crate::generate::{Algorithm, Needs, Plan};
 use crate::ir::UserMemory;
 use crate::lines;
 use crate::nccl::CostTable;
+use crate::selection::Selection;
 use crate::spec::{Collective, Spec};
 use std::fmt;
 
@@ -41,13 +42,30 @@ pub struct Topology {
     pub model: CostModel,
 }
 
+impl Topology {
+    /// Returns the topology for a call that takes at most so many thread blocks.
+    pub fn in_blocks(mut self, most: u8) -> Self {
+        if let Packets::Kernels { room, .. } = &mut self.packets {
+            room.channels = room.channels.min(u64::from(most));
+        }
+        self
+    }
+}
+
 /// The restrictions of the choice; equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// The algorithm to use wherever it serves.
-    pub only: Option<Algorithm>,
+    /// The algorithms to choose from wherever one of them serves; `None` for all.
+    pub only: Option<Selection>,
     /// True if reductions give the same bits whatever is chosen: only canonical algorithms reduce.
     pub deterministic: bool,
+}
+
+impl Policy {
+    /// Returns the algorithm, if no other one may be chosen.
+    pub fn single(&self) -> Option<Algorithm> {
+        self.only.and_then(|only| only.single())
+    }
 }
 
 /// A plan with its cost.
@@ -139,7 +157,8 @@ pub fn candidates(
         (Needs::Switch, _) => topology.edges && topology.switch,
         (Needs::Stage | Needs::Inbox | Needs::UserMemory, _) if topology.lines => false,
         (Needs::Inbox, _) => {
-            topology.direct && (topology.push || policy.only == Some(plan.algorithm))
+            let named = policy.only.is_some_and(|only| only.names(plan.algorithm));
+            topology.direct && (topology.push || named)
         }
         (Needs::Stage, _) | (Needs::UserMemory, Memory::Mapped | Memory::Windows) => {
             topology.direct
@@ -154,15 +173,18 @@ pub fn candidates(
         }
     };
     let any_order = !(policy.deterministic && spec.collective.reduces());
-    let wanted = |plan: &Plan| {
-        policy.only.is_none_or(|a| a == plan.algorithm || spec.nranks == 1)
+    let wanted = |plan: &Plan, carrier: Carrier| {
+        let selected = |only: Selection| only.contains(plan.algorithm, carrier);
+        policy.only.is_none_or(|only| selected(only) || spec.nranks == 1)
             && (any_order || plan.algorithm.generator().canonical)
     };
-    let mut list: Vec<_> = Plan::candidates(spec)
-        .filter(|plan| usable(plan) && wanted(plan))
-        .map(|plan| Candidate {
+    let serving = Plan::candidates(spec).filter(usable);
+    let carried = serving.map(|plan| (plan, Carrier::of(&plan, bytes, topology, memory)));
+    let mut list: Vec<_> = carried
+        .filter(|(plan, carrier)| wanted(plan, *carrier))
+        .map(|(plan, carrier)| Candidate {
             plan,
-            carrier: Carrier::of(&plan, bytes, topology, memory),
+            carrier,
             cost_us: cost_us(&plan, bytes, topology, memory),
         })
         .collect();
@@ -185,18 +207,18 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// Returns the candidates for blocks of `bytes` bytes. `None` if the policy names an algorithm
-    /// that does not serve.
+    /// Returns the candidates for blocks of `bytes` bytes. `None` if no algorithm that the policy
+    /// selects serves.
     pub fn new(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Option<Self> {
         let all = |memory, policy| candidates(spec, bytes, topology, memory, policy);
         let (mut any, mapped) = (all(Memory::Any, policy), all(Memory::Mapped, policy));
+        let mut forced = policy.single().is_some();
         if any.is_empty() {
-            // The algorithm that the policy names needs mapped memory: add a route that works for
-            // any memory.
+            // What the policy selects needs mapped memory: add a route that works for any memory.
             mapped.iter().find(|c| needs_mapping(c))?;
             any = all(Memory::Any, Policy { only: None, ..policy });
+            forced = true;
         }
-        let forced = policy.only.is_some();
         (!any.is_empty()).then_some(Self { bytes, any, mapped, forced, tuned: false })
     }
 
@@ -213,6 +235,18 @@ impl Candidates {
             self.tuned = table.apply(ask(table, true)?, &mut self.mapped);
         }
         Ok(())
+    }
+
+    /// Returns the names of the algorithms.
+    pub fn names(&self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        for candidate in self.any.iter().chain(&self.mapped) {
+            let name = candidate.plan.algorithm.name();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
     }
 
     /// Returns the routes of the cheapest plans.
@@ -249,8 +283,8 @@ fn needs_mapping(candidate: &Candidate) -> bool {
     candidate.plan.layout.user_memory != UserMemory::Private
 }
 
-/// Chooses the routes for blocks of `bytes` bytes. `None` if the policy names an algorithm that
-/// does not serve.
+/// Chooses the routes for blocks of `bytes` bytes. `None` if no algorithm that the policy selects
+/// serves.
 pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Option<Choice> {
     Candidates::new(spec, bytes, topology, policy).map(|candidates| candidates.choose(topology))
 }

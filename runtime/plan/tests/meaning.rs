@@ -183,10 +183,10 @@ fn the_choice_is_right_at_the_ends_and_explained() {
                 let canonical = |route: Route| route.plan.algorithm.generator().canonical;
                 assert!(canonical(choice.any_memory) && choice.mapped.is_none_or(canonical));
             }
-            let ring = Policy { only: Some(Algorithm::Ring), ..deterministic };
+            let ring = Policy { only: Some(Algorithm::Ring.into()), ..deterministic };
             assert!(select::choose(spec, bytes, topology, ring).is_none());
         }
     }
-    let forced = Policy { only: Some(Algorithm::OneShot), ..Policy::default() };
+    let forced = Policy { only: Some(Algorithm::OneShot.into()), ..Policy::default() };
     assert!(select::choose(spec, 8, &network, forced).is_none());
 }

@@ -13,16 +13,17 @@ mod team;
 use crate::device::{Device, Executor, Stream, wait_while};
 use crate::error::{Code, Error, Quick, Result, Site};
 use crate::log::{self, Level, Subsystem};
-use crate::op::{Call, Programs};
+use crate::op::{BlockPolicy, Call, CallOptions, Programs};
 use crate::plugin::collnet::Reductions;
 use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
 use crate::rank::monitor;
 use crate::recorder::End;
-use oxccl_plan::generate::{Algorithm, Needs};
+use oxccl_plan::generate::{Algorithm, GENERATORS, Needs};
 use oxccl_plan::lines;
 use oxccl_plan::nccl;
 use oxccl_plan::select::{Candidates, Choice, Policy, Topology};
+use oxccl_plan::selection::Selection;
 use oxccl_plan::{Spec, explain};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +43,9 @@ const QUIET: Duration = Duration::from_secs(1);
 /// The longest time that the end of a communicator waits for peers to take the messages that were
 /// sent to them, if operations have no limit.
 const TAKING: Duration = Duration::from_secs(60);
+
+/// The remedy for a selection of algorithms that does not serve.
+const UNSERVED: &str = "select one of them, or let the library choose by forceAlgSelection 0";
 
 /// The number of calls whose plans a communicator remembers before it forgets all of them.
 const REMEMBERED: usize = 4096;
@@ -70,6 +74,8 @@ pub struct Communicator {
     left: AtomicBool,
     revoked: AtomicBool,
     suspended: AtomicBool,
+    /// True once a call has selected an algorithm that writes into inboxes.
+    inboxes: AtomicBool,
     registered: memory::Registered,
     /// The types and operations that the switches of the rails reduce.
     reductions: Reductions,
@@ -112,22 +118,28 @@ impl Key {
     }
 }
 
+/// Returns whether peers write into the slots of a rank's stage at any time.
+fn inboxes(algorithm: Algorithm) -> bool {
+    algorithm.generator().needs == Needs::Inbox
+}
+
 #[derive(Default)]
 struct Remembered {
-    by_call: HashMap<Key, Arc<Programs>>,
-    by_choice: HashMap<Choice, Arc<Programs>>,
+    by_call: HashMap<(Key, CallOptions), Arc<Programs>>,
+    by_choice: HashMap<(Choice, CallOptions), Arc<Programs>>,
 }
 
 impl Remembered {
     /// Remembers the plans of a call and returns their programs. All calls with the same plans
     /// share the programs.
-    fn keep(&mut self, call: Key, choice: Choice, rank: u32) -> Arc<Programs> {
+    fn keep(&mut self, call: (Key, CallOptions), choice: Choice, rank: u32) -> Arc<Programs> {
         // `by_choice` has at most one entry for each entry of `by_call`.
         if self.by_call.len() >= REMEMBERED {
             *self = Self::default();
         }
-        let made = || Arc::new(Programs::new(&choice, rank));
-        let programs = self.by_choice.entry(choice).or_insert_with(made).clone();
+        let (_, options) = call;
+        let made = || Arc::new(Programs::new(&choice, rank).under(options));
+        let programs = self.by_choice.entry((choice, options)).or_insert_with(made).clone();
         self.by_call.insert(call, programs.clone());
         programs
     }
@@ -162,7 +174,8 @@ impl Communicator {
             Needs::Edges | Needs::Switch => !topology.edges,
             _ => false,
         };
-        if let Some(only) = policy.only.take_if(|a| edges(a)) {
+        if let Some(only) = policy.single().filter(edges) {
+            policy.only = None;
             let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
             log::line_of(Some(executor.rank().number), Level::Warn, Subsystem::Init, &text);
         }
@@ -183,6 +196,7 @@ impl Communicator {
             left: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
+            inboxes: AtomicBool::new(false),
             registered: memory::Registered::default(),
             reductions: Reductions::default(),
         }
@@ -274,37 +288,97 @@ impl Communicator {
 
     /// Returns the programs for a call, chosen from facts that all ranks share.
     pub fn programs(&self, call: &Call) -> Quick<Arc<Programs>> {
-        let switch = self.reductions.contain(call.dtype, call.op);
-        let key = Key { spec: call.spec, bytes: call.count * call.dtype.size() as u64, switch };
+        let key = self.key(call);
         let first = &self.first_programs[key.place()];
         if let Some((of, programs)) = first.get()
             && *of == key
         {
             return Ok(programs.clone());
         }
-        let memory = || self.programs.lock().unwrap_or_else(|e| e.into_inner());
-        let known = memory().by_call.get(&key).cloned();
-        let programs = match known {
-            Some(programs) => programs,
-            None => {
-                let choice = self.choose(key)?;
-                memory().keep(key, choice, self.rank())
-            }
-        };
+        let programs = self.remembered(key, CallOptions::default())?;
         // Another call may have its place already.
         let _ = first.set((key, programs.clone()));
         Ok(programs)
     }
 
+    /// Returns the programs for a call with options, chosen from facts that all ranks share. Fails
+    /// if the options force algorithms of which none serves.
+    pub fn programs_under(&self, call: &Call, options: CallOptions) -> Result<Arc<Programs>> {
+        let programs = self.remembered(self.key(call), CallOptions { tag: 0, ..options })?;
+        match options.tag {
+            0 => Ok(programs),
+            // Each call may have a tag of its own, which is not worth remembering.
+            _ => Ok(Arc::new((*programs).clone().under(options))),
+        }
+    }
+
+    #[inline]
+    fn key(&self, call: &Call) -> Key {
+        let switch = self.reductions.contain(call.dtype, call.op);
+        Key { spec: call.spec, bytes: call.count * call.dtype.size() as u64, switch }
+    }
+
+    /// Returns the programs of a call, which are chosen when it is made for the first time.
+    fn remembered(&self, key: Key, options: CallOptions) -> Result<Arc<Programs>> {
+        let memory = || self.programs.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(programs) = memory().by_call.get(&(key, options)).cloned() {
+            return Ok(programs);
+        }
+        let choice = self.choose(key, &options)?;
+        Ok(memory().keep((key, options), choice, self.rank()))
+    }
+
+    /// Returns the algorithms that may serve a call with options, or fails as
+    /// [`programs_under`](Self::programs_under) does.
+    fn candidates(
+        &self,
+        Key { spec, bytes, .. }: Key,
+        topology: &Topology,
+        options: &CallOptions,
+    ) -> Result<Candidates> {
+        let deterministic = self.policy.deterministic || options.deterministic;
+        let policy = Policy { deterministic, ..self.policy };
+        let of = |only| Candidates::new(spec, bytes, topology, Policy { only, ..policy });
+        if let Some(selected) = options.selection.map(|selection| of(Some(selection))) {
+            if let Some(candidates) = selected {
+                self.note_inboxes(options);
+                return Ok(candidates);
+            }
+            if options.forced {
+                let serve = of(None).map_or_else(Vec::new, |all| all.names());
+                let what = format!(
+                    "no algorithm that the call selects serves {} of {bytes} bytes per block \
+                     here; these do: {}",
+                    spec.collective.name(),
+                    serve.join(", ")
+                );
+                return Err(Error::usage(what, UNSERVED));
+            }
+        }
+        let all = of(policy.only).or_else(|| of(None));
+        all.ok_or_else(|| Error::Internal { what: format!("no plan serves {spec:?}") })
+    }
+
+    /// Notes that a call may have peers write into this rank's inboxes.
+    fn note_inboxes(&self, options: &CallOptions) {
+        let named = |selection: Selection| {
+            GENERATORS.iter().any(|g| inboxes(g.algorithm) && selection.names(g.algorithm))
+        };
+        if options.selection.is_some_and(named) {
+            self.inboxes.store(true, Ordering::Release);
+        }
+    }
+
     /// Chooses the plans of a call, by the cost model and the tuner. If the tuner fails, so does
     /// the communicator: the peers wait for this rank's call.
-    fn choose(&self, Key { spec, bytes, switch }: Key) -> Result<Choice> {
-        let topology = Topology { switch, ..self.topology };
-        let of = |policy| Candidates::new(spec, bytes, &topology, policy);
-        let all = of(self.policy).or_else(|| of(Policy { only: None, ..self.policy }));
-        let Some(mut candidates) = all else {
-            return Err(Error::Internal { what: format!("no plan serves {spec:?}") });
-        };
+    fn choose(&self, key: Key, options: &CallOptions) -> Result<Choice> {
+        let Key { spec, bytes, switch } = key;
+        let spares = options.policy.map(|policy| policy == BlockPolicy::Zero);
+        let engine_bytes = spares.and_then(|spares| self.executor.engine_bytes(spares));
+        let engine_bytes = engine_bytes.unwrap_or(self.topology.engine_bytes);
+        let topology = Topology { switch, engine_bytes, ..self.topology };
+        let topology = options.max_blocks.map_or(topology, |most| topology.in_blocks(most));
+        let mut candidates = self.candidates(key, &topology, options)?;
         if let Some((tuner, function)) = self.tuner.as_ref().zip(nccl::tunable(spec.collective)) {
             let bytes = bytes * u64::from(spec.largest_blocks());
             let tuned = candidates.tune(|table, mapped| tuner.ask(function, bytes, table, mapped));
@@ -447,8 +521,9 @@ impl Communicator {
             return Err(Error::usage("operations of the communicator are under way", hint));
         }
         self.suspended.store(true, Ordering::Release);
-        let inboxes = |algorithm: Algorithm| algorithm.generator().needs == Needs::Inbox;
-        self.executor.release_memory(self.policy.only.is_some_and(inboxes));
+        let inboxes =
+            self.policy.single().is_some_and(inboxes) || self.inboxes.load(Ordering::Acquire);
+        self.executor.release_memory(inboxes);
         Ok(())
     }
 
@@ -506,9 +581,10 @@ mod tests {
                 let plan = Plan::candidates(spec).next().expect("a plan");
                 let any_memory = Route { plan, carrier: Carrier::Local };
                 let choice = Choice { any_memory, mapped: None, engines: false };
-                let programs = memory.keep(Key { spec, bytes: 8, switch: false }, choice, 0);
+                let key = (Key { spec, bytes: 8, switch: false }, CallOptions::default());
+                let programs = memory.keep(key, choice, 0);
                 assert_eq!(programs.any.plan, plan);
-                assert!(memory.by_call.contains_key(&Key { spec, bytes: 8, switch: false }));
+                assert!(memory.by_call.contains_key(&key));
                 assert!(memory.by_call.len() <= REMEMBERED);
                 assert!(memory.by_choice.len() <= REMEMBERED);
                 kept += 1;

@@ -1,8 +1,11 @@
 //! The options that a communicator's creator may ask for: the fields of `ncclConfig_t`, their
 //! ranges, the variables that override them, and why some have no effect on the host device.
 
+use super::memory::SIGNALS_PER_CONTEXT;
 use crate::config::Config;
-use crate::config::accepted::{CTAS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
+use crate::config::accepted::{
+    CTAS, NO_CFT, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PREPARED, PROXIES, SIGNALS, STREAMS,
+};
 use crate::device::Wishes;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
@@ -56,6 +59,16 @@ pub struct Options {
     pub max_p2p_peers: Option<i32>,
     /// True if work in graphs keeps the order of the communicator's other work.
     pub graph_stream_ordering: bool,
+    /// True if communicators of a device run in the order of the program's calls.
+    pub launch_order_implicit: bool,
+    /// The number of signals of a context; `None`: all that there are.
+    pub rma_signals: Option<i32>,
+    /// True if one-sided operations are prepared when the communicator is made.
+    pub rma_eager_init: bool,
+    /// The use of counted transfers of NVLink switches; `None`: automatic.
+    pub host_cft_mode: Option<i32>,
+    /// What NVLink multicast is not used for, bit by bit; `None`: automatic.
+    pub nvls_host_mode: Option<i32>,
     /// The longest time that creation waits for the other ranks; `None`: the value of
     /// `OXCCL_INIT_TIMEOUT`.
     pub init_timeout: Option<Duration>,
@@ -82,6 +95,11 @@ impl Default for Options {
             rma_contexts: 1,
             max_p2p_peers: None,
             graph_stream_ordering: true,
+            launch_order_implicit: false,
+            rma_signals: None,
+            rma_eager_init: false,
+            host_cft_mode: None,
+            nvls_host_mode: None,
             init_timeout: None,
         }
     }
@@ -145,6 +163,12 @@ static FIELDS: &[Field] = fields! {
     "numRmaCtx", "NUM_RMA_CTX", (0, i32::MAX), number rma_contexts, "";
     "maxP2pPeers", "P2P_MAX_PEERS", COUNT, optional max_p2p_peers, PROXIES;
     "graphStreamOrdering", "GRAPH_STREAM_ORDERING", SWITCH, flag graph_stream_ordering, ORDERED;
+    "launchOrderImplicit", "LAUNCH_ORDER_IMPLICIT", SWITCH, flag launch_order_implicit,
+        STREAMS;
+    "numRmaSig", "", (1, SIGNALS_PER_CONTEXT as i32), optional rma_signals, SIGNALS;
+    "rmaEagerInit", "", SWITCH, flag rma_eager_init, PREPARED;
+    "hostCftMode", "", (1, 3), optional host_cft_mode, NO_CFT;
+    "nvlsHostMode", "", (0, i32::MAX), optional nvls_host_mode, NO_NVLS;
 };
 
 impl Field {

@@ -8,6 +8,7 @@ use crate::log::{self, Level, Subsystem};
 use crate::plugin::tuner;
 use oxccl_plan::generate::{Algorithm, GENERATORS};
 use oxccl_plan::select::Policy;
+use oxccl_plan::selection::Selection;
 use std::net::SocketAddr;
 
 /// The version of the wire format of the blob and of everything that ranks share, on which all
@@ -171,7 +172,7 @@ impl RankInfo {
             log::line(Level::Warn, Subsystem::Init, &text);
         }
         let name = String::from_utf8_lossy(&self.algorithm);
-        let only = algorithm_named(name.trim_end_matches('\0'));
+        let only = algorithm_named(name.trim_end_matches('\0')).map(Selection::from);
         Policy { only, deterministic: self.deterministic }
     }
 

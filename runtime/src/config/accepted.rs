@@ -12,6 +12,9 @@ pub(crate) const NO_SHARING: &str = "children never share their parent's resourc
 pub(crate) const PROXIES: &str = "every rank reaches all peers at once, without proxies";
 pub(crate) const NO_NVLINK: &str = "there is no NVLink between ranks on the host device";
 pub(crate) const ORDERED: &str = "the host device orders graphs and other work always";
+pub(crate) const NO_CFT: &str = "there are no counted transfers of NVLink switches";
+pub(crate) const PREPARED: &str = "one-sided operations need no preparation";
+pub(crate) const SIGNALS: &str = "every context has 16 signals";
 const RETRY: &str = "connections are retried until OXCCL_INIT_TIMEOUT is over";
 const BOOTSTRAP: &str = "initialisation goes over TCP and needs no staggering";
 const RDMA: &str = "the InfiniBand plugin has no use for it";
@@ -20,7 +23,7 @@ const LOCAL: &str = "ranks of one host always share memory";
 const CHOICE: &str = "OXCCL_ALGORITHM and the cost model choose";
 const CUDA: &str = "the kernels and the memory of this library have no use for it";
 const REGISTER: &str = "memory from ncclMemAlloc is used in place without being asked";
-const STREAMS: &str = "operations of a communicator run in the order of their calls";
+pub(crate) const STREAMS: &str = "operations of a communicator run in the order of their calls";
 const PLUGINS: &str = "plugins are not loaded yet";
 const CHECKED: &str = "arguments are always checked";
 const SYMMETRIC: &str = "there are no symmetric kernels on the host device";
@@ -146,7 +149,6 @@ accepted! {
     Bool "NCCL_WIN_ENABLE" = "1", "windows need no support that could be missing", "Window registration.";
     Bool "NCCL_SET_STACK_SIZE" = "0", CUDA, "1 sets CUDA's stack size at initialisation.";
     Text "NCCL_LAUNCH_MODE" = "PARALLEL", STREAMS, "How kernels of several devices are launched: PARALLEL or GROUP.";
-    Bool "NCCL_LAUNCH_ORDER_IMPLICIT" = "0", STREAMS, "1 orders communicators of a device as the program calls them.";
     Bool "NCCL_LAUNCH_RACE_FATAL" = "1", STREAMS, "Launches that race become errors.";
     Bool "NCCL_IPC_USE_ABSTRACT_SOCKET" = "1", "descriptors pass through abstract Unix sockets always", "Abstract Unix sockets instead of files.";
 }

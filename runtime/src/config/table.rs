@@ -1,6 +1,6 @@
 //! The variables that the library reads: a row is a documented field of [`Config`].
 
-use super::accepted::{CTAS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
+use super::accepted::{CTAS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES, STREAMS};
 use super::value::Parse;
 use super::verbosity::{Level, Levels, Subsystems};
 use super::{Lookup, Report, Status, Variable, read};
@@ -192,6 +192,9 @@ variables! {
     graph_mixing_support: Option<i64> = "NCCL_GRAPH_MIXING_SUPPORT", "";
     /// Overrides `graphStreamOrdering`: 0 lets captured operations of a communicator overlap.
     graph_stream_ordering: Option<i64> = "NCCL_GRAPH_STREAM_ORDERING", "", ORDERED;
+    /// Overrides `launchOrderImplicit`: 1 orders communicators of a device as the program calls
+    /// them.
+    launch_order_implicit: Option<i64> = "NCCL_LAUNCH_ORDER_IMPLICIT", "", STREAMS;
 }
 "Configuration and logging" {
     /// Plugin that answers for variables, instead of environment and files: for all of NCCL's, and

@@ -2,7 +2,7 @@
 
 use super::object::{OnDevice, both, destroy, find};
 use super::{Device, cuda, host};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fork;
 use crate::handle::{Handles, Named};
 use std::sync::Arc;
@@ -25,6 +25,19 @@ impl Event {
     /// Looks an event up.
     pub fn of_handle(handle: usize, named: Named) -> Result<Self> {
         find(&EVENTS, handle, named)
+    }
+
+    /// Looks up the event of a call on a communicator of a device.
+    pub fn of_call(device: Device, handle: usize, named: Named) -> Result<Self> {
+        let event = Self::of_handle(handle, named)?;
+        if matches!(event, Event::Host(_)) == device.is_host() {
+            return Ok(event);
+        }
+        let (got, expected) = match device.is_host() {
+            true => ("an event of CUDA", "an event from oxcclEventCreate on the host device"),
+            false => ("an event of the host device", "one of CUDA: the communicator is on a GPU"),
+        };
+        Err(Error::argument(named.0, named.1, got, expected))
     }
 
     /// Destroys an event.

@@ -423,6 +423,14 @@ impl Executor {
         }
     }
 
+    /// Returns the least bytes that a rank gets from the others for which copy engines of a GPU
+    /// move them; `spares` tells whether thread blocks are to be left for other things. `None`
+    /// where there are none.
+    pub fn engine_bytes(&self, spares: bool) -> Option<u64> {
+        let engines = self.cuda().filter(|cuda_rank| cuda_rank.network().is_none());
+        engines.map(|_| cuda::run::engines::least_bytes(spares))
+    }
+
     /// Returns the number of operations so far whose data copy engines of a GPU moved.
     pub fn by_copy_engines(&self) -> u64 {
         self.cuda().map_or(0, |cuda_rank| cuda_rank.by_engines())

@@ -1,7 +1,7 @@
 //! Collectives with equal blocks.
 
-use super::Address;
 use super::descriptor::Descriptor;
+use super::{Address, CallOptions};
 use oxccl_plan::lines::Phases;
 use oxccl_plan::select::{Choice, Route};
 use oxccl_plan::{Carrier, DataType, Plan, Program, ReduceOp, Spec};
@@ -29,6 +29,7 @@ impl Bound {
 }
 
 /// The programs of this rank for one kind of call.
+#[derive(Clone)]
 pub struct Programs {
     /// The plan and program for any user memory.
     pub any: Bound,
@@ -36,6 +37,10 @@ pub struct Programs {
     pub mapped: Option<Bound>,
     /// True if copy engines execute `mapped` when that memory lies in windows.
     pub engines: bool,
+    /// The options of the call.
+    pub options: CallOptions,
+    /// The options as descriptors have them.
+    agreed: u16,
 }
 
 impl Programs {
@@ -46,7 +51,19 @@ impl Programs {
             any: bound(choice.any_memory),
             mapped: choice.mapped.map(bound),
             engines: choice.engines,
+            options: CallOptions::default(),
+            agreed: 0,
         }
+    }
+
+    /// Returns the programs for a call with options.
+    pub fn under(self, options: CallOptions) -> Self {
+        Self { agreed: options.agreed(), options, ..self }
+    }
+
+    /// Returns the most thread blocks of a call, of `most` that its communicator has.
+    pub fn blocks(&self, most: u32) -> u32 {
+        self.options.max_blocks.map_or(most, |own| most.min(own.into()))
     }
 
     /// Returns the descriptor of a call of these programs.
@@ -55,6 +72,7 @@ impl Programs {
         let Call { spec, dtype, op, count, .. } = call;
         Descriptor::collective(spec, *dtype, *op, call.scale.is_some(), *count)
             .by(self.any.plan.algorithm, self.mapped.as_ref().map(|bound| bound.plan.algorithm))
+            .under(self.agreed)
     }
 }
 

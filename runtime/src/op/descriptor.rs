@@ -1,6 +1,7 @@
 //! The descriptor of a rank's operation, in 96 bits that can be read back: ranks compare
 //! descriptors, and an error names both sides where they differ.
 
+use super::options::{AGREED_BITS, CallOptions};
 use oxccl_plan::generate::GENERATORS;
 use oxccl_plan::{Algorithm, Collective, DataType, ReduceOp, Spec};
 use std::fmt;
@@ -11,8 +12,8 @@ pub struct Descriptor {
     /// Collective, type, operation, root and the algorithm for any memory; or [`MESSAGES`] and a
     /// type; or [`SIGNALS`].
     what: u32,
-    /// Elements per block, and in the first five bits the algorithm for mapped memory, plus one;
-    /// bytes of a message; number of signals.
+    /// Elements per block, in the first five bits the algorithm for mapped memory, plus one, and
+    /// below these the options of the call; bytes of a message; number of signals.
     count: u64,
 }
 
@@ -21,13 +22,14 @@ const MESSAGES: u32 = 0x1f << ANY_AT;
 /// The kind of waits for signals of one-sided operations; no collective has these first bits
 /// either.
 const SIGNALS: u32 = 0x1e << ANY_AT;
-/// The place of the operation, of the root, and of an algorithm's number.
+/// The places of the operation, of the root, of the algorithms' numbers, and of the options.
 const OP_AT: u32 = 8;
 const ROOT_AT: u32 = 11;
 const ANY_AT: u32 = 27;
 const MAPPED_AT: u32 = 59;
-/// The largest number of elements that a descriptor tells apart.
-const MAX_COUNT: u64 = (1 << MAPPED_AT) - 1;
+const OPTIONS_AT: u32 = MAPPED_AT - AGREED_BITS;
+/// The largest number of elements that a descriptor tells apart: more fit no address space.
+const MAX_COUNT: u64 = (1 << OPTIONS_AT) - 1;
 const _: () = assert!(GENERATORS.len() <= (SIGNALS >> ANY_AT) as usize);
 
 /// The number in the place of a reduction operation: a user's own scale before the sum.
@@ -63,6 +65,12 @@ impl Descriptor {
         Self { what: self.what | (any as u32) << ANY_AT, count: self.count | mapped << MAPPED_AT }
     }
 
+    /// Returns the descriptor of a collective with the options that its caller gave.
+    #[inline]
+    pub(crate) fn under(self, agreed: u16) -> Self {
+        Self { what: self.what, count: self.count | u64::from(agreed) << OPTIONS_AT }
+    }
+
     /// Returns the names of the algorithms of a collective.
     fn algorithms(&self) -> String {
         let name = |number: usize| GENERATORS.get(number).map_or("an unknown plan", |g| g.name);
@@ -79,7 +87,7 @@ impl Descriptor {
         if texts[0] != texts[1] || self.is_message() {
             return texts;
         }
-        [self, other].map(|d| format!("{d} by {}, as its tuner chose", d.algorithms()))
+        [self, other].map(|d| format!("{d} by {}, as its tuner or options chose", d.algorithms()))
     }
 
     /// Returns the descriptor of a message of send and receive.
@@ -196,7 +204,8 @@ impl fmt::Display for Descriptor {
         if collective.rooted() {
             write!(f, ", root {}", self.what >> ROOT_AT & 0xffff)?;
         }
-        Ok(())
+        let options = self.count >> OPTIONS_AT & ((1 << AGREED_BITS) - 1);
+        f.write_str(&CallOptions::agreed_text(options as u16))
     }
 }
 
@@ -252,8 +261,11 @@ mod tests {
         assert!(
             ring != tree && ring.tag() != tree.tag() && ring != plain.by(Algorithm::Ring, None)
         );
-        let text = "all_reduce of 5 × int8, sum by tree or two_shot_mapped, as its tuner chose";
+        let text =
+            "all_reduce of 5 × int8, sum by tree or two_shot_mapped, as its tuner or options chose";
         assert_eq!(ring.texts(tree)[1], text);
+        let (few, text) = (ring.under(4), "all_reduce of 5 × int8, sum, maxCTAs 4");
+        assert!(few.tag() != ring.tag() && ring.texts(few)[1] == text && few.call() == ring.call());
         let last = GENERATORS.len() - 1;
         assert!(!plain.by(GENERATORS[last].algorithm, None).is_message());
         let six = Descriptor::collective(&spec, DataType::Int8, ReduceOp::Sum, false, 6);

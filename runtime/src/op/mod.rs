@@ -6,6 +6,7 @@ mod collective;
 pub mod descriptor;
 mod one_sided;
 mod operation;
+mod options;
 mod transfer;
 pub mod vcollective;
 
@@ -14,4 +15,5 @@ pub use collective::{Bound, Call, Programs, Scale};
 pub(crate) use one_sided::beyond;
 pub use one_sided::{Awaiting, OneSided, Put};
 pub use operation::Operation;
+pub use options::{BlockPolicy, CallOptions};
 pub use transfer::{Transfer, Transfers};

@@ -72,7 +72,7 @@ impl Entry {
     #[inline]
     pub(super) fn write(&self, of: &Called, what: &What, (called, begun): (u64, u64)) {
         let Called { number, of_kind, stream, tag } = *of;
-        let What { kind, descriptor, bytes, peer, transfers } = *what;
+        let What { kind, descriptor, bytes, peer, transfers, .. } = *what;
         let (first, count) = descriptor.to_words();
         // Who reads takes the words only if the number is right before and after them.
         self.number.store(0, Ordering::Relaxed);
@@ -106,6 +106,8 @@ pub struct What {
     bytes: u64,
     peer: u64,
     transfers: u64,
+    /// The number that the call itself has; 0: that of its thread.
+    pub(super) tag: u64,
 }
 
 /// The call of an operation that is recorded.
@@ -137,6 +139,7 @@ impl What {
             bytes: call.count * call.dtype.size() as u64,
             peer: 0,
             transfers: 0,
+            tag: programs.options.tag,
         }
     }
 
@@ -167,6 +170,6 @@ impl What {
         let sends = |sends| if sends { SENDS } else { 0 };
         let peer = peer.map_or(0, |(peer, send)| (u64::from(peer) + 1) | sends(send));
         let transfers = (transfers as u64).min(MAX_TRANSFERS);
-        Self { kind, descriptor, bytes, peer, transfers }
+        Self { kind, descriptor, bytes, peer, transfers, tag: 0 }
     }
 }

@@ -205,7 +205,7 @@ impl Section {
             None => add(&self.others),
         };
         let number = self.issued.fetch_add(1, Ordering::AcqRel);
-        Called { number, of_kind, stream, tag: tag() }
+        Called { number, of_kind, stream, tag: if what.tag == 0 { tag() } else { what.tag } }
     }
 
     /// Records that an operation begins to run.

@@ -2,8 +2,8 @@
 
 use super::read::{Process, RankReport, process};
 use super::*;
-use crate::op::{Bound, Call, Programs, Transfer, Transfers};
-use oxccl_plan::select::Route;
+use crate::op::{Call, CallOptions, Programs, Transfer, Transfers};
+use oxccl_plan::select::{Choice, Route};
 use oxccl_plan::{Algorithm, Carrier, Collective, DataType, Plan, ReduceOp, Spec};
 use std::path::Path;
 
@@ -124,8 +124,9 @@ fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let (dtype, op) = (DataType::Float32, ReduceOp::Max);
     let call = Call { spec, input, output, count: 5, dtype, op, scale: None };
     let plan = Plan::new(spec, Algorithm::Ring).expect("a plan");
-    let any = Bound::new(Route { plan, carrier: Carrier::Edges }, 0);
-    let what = What::collective(&Programs { any, mapped: None, engines: false }, &call);
+    let any_memory = Route { plan, carrier: Carrier::Edges };
+    let programs = Programs::new(&Choice { any_memory, mapped: None, engines: false }, 0);
+    let what = What::collective(&programs, &call);
     recorder.call(&message(1), 1);
     let called = recorder.call(&what, 1);
     assert_eq!((called.number, called.of_kind), (1, 0));
@@ -137,4 +138,13 @@ fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let mut counts = [0; COLLECTIVES];
     counts[Collective::Reduce as usize] = 1;
     assert_eq!(rank.collectives_by_kind, counts);
+    // The tag of a call goes before that of its thread.
+    set_tag(77);
+    let tagged = programs.under(CallOptions { tag: 5, ..CallOptions::default() });
+    recorder.call(&What::collective(&tagged, &call), 1);
+    recorder.call(&what, 1);
+    set_tag(0);
+    let tags: Vec<_> =
+        rank_of(comm).expect("it is there").operations.iter().map(|o| o.tag).collect();
+    assert_eq!(tags, [0, 0, 5, 77]);
 }

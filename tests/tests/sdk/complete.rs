@@ -9,9 +9,14 @@ use xtask::model::{Kind, Model};
 type Exceptions = &'static [(&'static str, &'static str)];
 
 const ALL: Exceptions = &[
+    ("ncclAllGatherConfig", "as ncclAllReduceConfig"),
+    ("ncclAllReduceConfig", "options of one call are for who tunes a program in C"),
+    ("ncclAlltoAllConfig", "as ncclAllReduceConfig"),
     ("ncclBroadcast", "ncclBcast is the same in place"),
+    ("ncclBroadcastConfig", "as ncclAllReduceConfig"),
     ("ncclCommInitRank", "ncclCommInitRankConfig does the same"),
     ("ncclCommInitRankScalable", "of several ids only the first is used"),
+    ("ncclGatherConfig", "as ncclAllReduceConfig"),
     ("ncclGetLastError", "oxcclLastError has the code and the ranks too"),
     ("ncclMemAlloc", "oxcclMemAlloc is the same"),
     ("ncclMemFree", "oxcclMemFree is the same"),
@@ -29,7 +34,11 @@ const ALL: Exceptions = &[
     ("ncclParamGetU32", "as ncclParamBind"),
     ("ncclParamGetU64", "as ncclParamBind"),
     ("ncclParamGetU8", "as ncclParamBind"),
+    ("ncclReduceConfig", "as ncclAllReduceConfig"),
+    ("ncclReduceScatterConfig", "as ncclAllReduceConfig"),
     ("ncclResetDebugInit", "oxcclSetLog changes what is logged"),
+    ("ncclScatterConfig", "as ncclAllReduceConfig"),
+    ("ncclSetEncryption", "encryption is not built in"),
     ("ncclWinGetUserPtr", "who opened the window has its memory"),
 ];
 

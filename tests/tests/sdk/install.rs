@@ -130,9 +130,9 @@ fn under_the_name_of_nccl() {
     let program = folder.join("nccl");
     compile(prefix(), "nccl.c", &[], &["--cflags", "--libs", "nccl"], &program);
     let text = succeed(&mut Command::new(&program));
-    assert!(text.contains("version 23007") && text.contains("liboxccl.so.2"), "{text}");
+    assert!(text.contains("version 23203") && text.contains("liboxccl.so.2"), "{text}");
     let version = pkg_config(prefix(), &["--modversion", "nccl"]);
-    assert_eq!(version, ["2.30.7"]);
+    assert_eq!(version, ["2.32.3"]);
     let own = needed(&prefix().join("lib/libnccl.so.2"));
     assert!(own.contains("[libnccl.so.2]") && own.contains("[liboxccl.so.2]"), "{own}");
 }
@@ -158,7 +158,7 @@ fn preloaded_in_place_of_another_nccl() {
     assert!(text.contains("version 1\n"), "{text}");
     let ours = prefix().join("lib/libnccl.so.2");
     let text = succeed(Command::new(&program).env("LD_PRELOAD", &ours));
-    assert!(text.contains("version 23007\n"), "{text}");
+    assert!(text.contains("version 23203\n"), "{text}");
     let alien = text.lines().filter(|l| l.starts_with('/'));
     let alien: Vec<_> = alien.filter(|l| !l.starts_with(&prefix().display().to_string())).collect();
     assert!(alien.is_empty(), "{alien:?}");

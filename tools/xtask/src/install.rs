@@ -286,7 +286,7 @@ fn template(root: &Path, name: &str, libdir: &str, folder: &Path) -> Result<(), 
     std::fs::write(&to, text).map_err(failed(&to))
 }
 
-/// Returns the version of NCCL's interface that this library has, such as `2.30.7`.
+/// Returns the version of NCCL's interface that this library has, such as `2.32.3`.
 fn nccl_version(root: &Path) -> Result<String, Error> {
     let model = Model::read(root)?;
     let Some(Kind::Constant(_, Value::Number(code))) = model.find("NCCL_VERSION_CODE") else {

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         Chore::Codegen => codegen(&root),
         Chore::AbiFacts { wheel } => {
             let collect = |scratch: &Path| xtask::abi::collect(&wheel, scratch);
-            facts(&root, "nccl-2.30.7.txt", collect).map_err(|e| e.to_string())
+            facts(&root, "nccl-2.32.3.txt", collect).map_err(|e| e.to_string())
         }
         Chore::PluginFacts { folders } => {
             let collect = |scratch: &Path| xtask::abi::plugins::collect(&folders, scratch);

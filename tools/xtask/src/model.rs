@@ -63,6 +63,8 @@ pub enum Kind {
     Enum(Vec<Declaration<i64>>),
     /// A structure: its fields.
     Struct(Vec<Declaration<Type>>),
+    /// A union: its fields, of which none is larger than a pointer.
+    Union(Vec<Declaration<Type>>),
     /// A structure that only the library knows.
     Opaque,
     /// Another name for a type.
@@ -133,7 +135,9 @@ impl Model {
         for declaration in &self.0 {
             let mut types: Vec<&Type> = Vec::new();
             match &declaration.what {
-                Kind::Struct(fields) => types.extend(fields.iter().map(|f| &f.what)),
+                Kind::Struct(fields) | Kind::Union(fields) => {
+                    types.extend(fields.iter().map(|f| &f.what));
+                }
                 Kind::Function(parameters, output) => {
                     types.extend(parameters.iter().map(|p| &p.what));
                     types.push(output);
@@ -188,6 +192,7 @@ fn name_of(item: &Item) -> String {
         Item::Const(i) => i.ident.to_string(),
         Item::Enum(i) => i.ident.to_string(),
         Item::Struct(i) => i.ident.to_string(),
+        Item::Union(i) => i.ident.to_string(),
         Item::Type(i) => i.ident.to_string(),
         Item::Fn(i) => i.sig.ident.to_string(),
         _ => "an item".to_owned(),
@@ -208,6 +213,7 @@ fn read_item(item: &Item) -> Result<Found<'_>, String> {
             Kind::Enum(i.variants.iter().map(enumerator).collect::<Result<_, _>>()?),
         )),
         Item::Struct(i) if public(&i.vis) => Some((&i.attrs, structure(i)?)),
+        Item::Union(i) if public(&i.vis) => Some((&i.attrs, union(i)?)),
         Item::Type(i) if public(&i.vis) => Some((&i.attrs, alias(&i.ty)?)),
         Item::Fn(i) if i.sig.abi.is_some() => {
             let unsafely = matches!(i.sig.safety, syn::Safety::Unsafe(..));
@@ -275,15 +281,26 @@ fn structure(item: &syn::ItemStruct) -> Result<Kind, String> {
     if fields.len() == 1 && fields[0].ident.as_ref().is_some_and(|name| name == "_private") {
         return Ok(Kind::Opaque);
     }
-    let c = item.attrs.iter().filter(|a| a.path().is_ident("repr"));
-    if !c.filter_map(|a| a.parse_args::<syn::Ident>().ok()).any(|i| i == "C") {
-        return Err("a structure without #[repr(C)]".to_owned());
+    layout_of_c(&item.attrs)?;
+    Ok(Kind::Struct(fields.into_iter().map(field).collect::<Result<_, String>>()?))
+}
+
+fn union(item: &syn::ItemUnion) -> Result<Kind, String> {
+    layout_of_c(&item.attrs)?;
+    Ok(Kind::Union(item.fields.named.iter().map(field).collect::<Result<_, String>>()?))
+}
+
+fn field(field: &syn::Field) -> Result<Declaration<Type>, String> {
+    let name = field.ident.as_ref().map(ToString::to_string).unwrap_or_default();
+    Ok(Declaration { name, doc: doc_of(&field.attrs), what: read_type(&field.ty)? })
+}
+
+fn layout_of_c(attributes: &[syn::Attribute]) -> Result<(), String> {
+    let c = attributes.iter().filter(|a| a.path().is_ident("repr"));
+    if c.filter_map(|a| a.parse_args::<syn::Ident>().ok()).any(|i| i == "C") {
+        return Ok(());
     }
-    let field = |f: &&syn::Field| {
-        let name = f.ident.as_ref().map(ToString::to_string).unwrap_or_default();
-        Ok(Declaration { name, doc: doc_of(&f.attrs), what: read_type(&f.ty)? })
-    };
-    Ok(Kind::Struct(fields.iter().map(field).collect::<Result<_, String>>()?))
+    Err("a structure without #[repr(C)]".to_owned())
 }
 
 fn alias(ty: &syn::Type) -> Result<Kind, String> {
@@ -384,7 +401,8 @@ mod tests {
     #[test]
     fn what_the_grammar_does_not_have_is_an_error() {
         for (text, complaint) in [
-            ("/// A.\npub union A { a: i32 }", "neither a plain item"),
+            ("/// A.\npub union A { a: i32 }", "without #[repr(C)]"),
+            ("/// A.\npub trait A {}", "neither a plain item"),
             ("make! { fn ncclA() }", "neither a plain item"),
             ("/// A.\npub const A: c_int = 1 + 1;", "no plain number"),
             ("/// A.\n#[repr(C)]\npub enum A { B }", "B is not a plain"),

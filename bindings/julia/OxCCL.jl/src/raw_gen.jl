@@ -16,6 +16,14 @@ const NCCL_WIN_COLL_SYMMETRIC = 1
 # ncclCommWindowRegister: accesses keep their order.
 const NCCL_WIN_STRICT_ORDERING = 2
 
+# ncclCommWindowRegister: only for kernels that move data over the network; refused, as there are
+# none.
+const NCCL_WIN_GIN_ONLY = 4
+
+# ncclCommWindowRegister: only for counted transfers of NVLink switches; refused, as there are
+# none.
+const NCCL_WIN_CFT_COUNTED = 8
+
 # The alignment of a window's address, in bytes.
 const NCCL_WIN_REQUIRED_ALIGNMENT = 4096
 
@@ -135,8 +143,42 @@ end
 # Marks an ncclConfig_t that its initializer made.
 const NCCL_API_MAGIC = 3405692655
 
-# The version of the interface, NCCL 2.30.7.
-const NCCL_VERSION_CODE = 23007
+# Values of hostCftMode: counted transfers of NVLink switches.
+@enum ncclHostCftMode_t::Cint begin
+    # Left to the library.
+    ncclHostCftDefault = -2147483648
+    # On.
+    ncclHostCftEnable = 1
+    # Off.
+    ncclHostCftDisable = 2
+    # On where it is possible.
+    ncclHostCftFallback = 3
+end
+
+# Bits of nvlsHostMode: what NVLink multicast is not used for.
+@enum ncclNvlsHostMode_t::Cint begin
+    # Left to the library.
+    ncclNvlsHostModeDefault = -2147483648
+    # Used for all.
+    ncclNvlsHostModeEnable = 0
+    # Not for transport and registered buffers.
+    ncclNvlsHostModeDisableTransport = 1
+    # Not for symmetric kernels and copy engines.
+    ncclNvlsHostModeDisableSymmetricMultimem = 2
+    # Used for nothing.
+    ncclNvlsHostModeDisable = 2147483647
+end
+
+# The ways to encrypt connections.
+@enum ncclEncryptionMode_t::Cint begin
+    # Connections are authenticated, and not encrypted.
+    NCCL_ENCRYPTION_MODE_NONE = 0
+    # Connections are encrypted with a key that all ranks have.
+    NCCL_ENCRYPTION_MODE_PSK = 1
+end
+
+# The version of the interface, NCCL 2.32.3.
+const NCCL_VERSION_CODE = 23203
 
 # Kinds of devices.
 @enum oxcclDeviceKind_t::Cint begin
@@ -154,6 +196,24 @@ end
     oxcclCaptureThreadLocal = 1
     # Checks no calls.
     oxcclCaptureRelaxed = 2
+end
+
+# The vendorId of this library's options in the list `ext` of ncclCollConfig_t.
+const OXCCL_VENDOR_ID = 5208131
+
+# This library's options of one collective: the optionId in the list `ext` of ncclCollConfig_t.
+@enum oxcclCallOption_t::Cint begin
+    # `val.i`: the milliseconds, at least 1, that the call may wait for a peer before the
+    # communicator fails, as oxcclCommSetTimeout has it for all calls; the smaller limit holds.
+    # Each rank has its own. On GPUs the call fails with ncclInvalidUsage.
+    oxcclOptionDeadlineMs = 1
+    # `val.i`: 1 lets only algorithms reduce that always give the same bits, as
+    # OXCCL_DETERMINISTIC; 0 leaves it to the communicator.
+    oxcclOptionDeterministic = 2
+    # `val.s`: the algorithm, by a name of `oxccl plan`. The call fails if it does not serve; not
+    # together with algSelection. An algorithm for buffers that all ranks map has a substitute
+    # where they do not.
+    oxcclOptionPlan = 3
 end
 
 # The version of OxCCL: major · 10000 + minor · 100 + patch.
@@ -202,9 +262,78 @@ end
 # Handle of a stream, CUDA's own type.
 const cudaStream_t = Ptr{Cvoid}
 
+# Handle of an event, CUDA's own type.
+const cudaEvent_t = Ptr{Cvoid}
+
+# The name of an option of a vendor.
+struct ncclConfigExtKey_t
+    # The vendor; OXCCL_VENDOR_ID for this library's options.
+    vendorId::Cint
+    # The option, by the vendor's own numbers.
+    optionId::Cint
+end
+
+# The value of an option of a vendor.
+# A union: the bytes of a pointer, which has room for each of i, s, raw.
+struct ncclConfigExtValue_t
+    raw::Ptr{Cvoid}
+end
+
+# An option of a vendor, in a list that ends and names no option twice. Options of other vendors
+# than this library are ignored.
+struct ncclConfigExt
+    # The next option, or null.
+    next::Ptr{ncclConfigExt}
+    # The option.
+    key::ncclConfigExtKey_t
+    # Its value.
+    val::ncclConfigExtValue_t
+end
+
+# An option of a vendor.
+const ncclConfigExt_t = ncclConfigExt
+
+# The options of one collective; begin with NCCL_COLLCONFIG_INITIALIZER. All ranks give the same
+# ones. maxCTAs, CTAPolicy, the choice of the algorithm, and whether there is an event are
+# compared: where they differ, the calls differ, which is an error on all ranks.
+struct ncclCollConfig_v23200
+    # Set by the initializer.
+    size::Csize_t
+    # Set by the initializer.
+    magic::Cuint
+    # Set by the initializer.
+    version::Cuint
+    # Options of vendors (oxccl.h has this library's), or null.
+    ext::Ptr{ncclConfigExt_t}
+    # Fewest thread blocks, from 1 on; has no effect, as blocks follow from the size of a call.
+    minCTAs::Cint
+    # Most thread blocks, from 1 to maxCTAs of the communicator; at least minCTAs.
+    maxCTAs::Cint
+    # Thread blocks for NVLink multicast, from 1 on; has no effect, as there is none.
+    nvlsCTAs::Cint
+    # Thread blocks per cluster, from 0 on; has no effect, as there are no clusters.
+    cgaClusterSize::Cint
+    # The algorithms to choose from: names of `oxccl plan` or NCCL's (`RING`, `TREE_LL`) with
+    # commas between them, and `^` before them to exclude these. Null or empty: automatic.
+    algSelection::Cstring
+    # 1: fails where none of them serves (default); 0: the choice is automatic then.
+    forceAlgSelection::Cint
+    # Bits NCCL_CTA_POLICY_…, for this call; left alone, those of the communicator.
+    CTAPolicy::Cint
+    # The number by which the call is known to profilers and in `oxccl ras`, below 2^63; 0 for
+    # none, and then that of oxcclTag in `oxccl ras`.
+    userProfilerTag::UInt64
+    # An event that is recorded on the stream behind the call, so that it tells the call's end, or
+    # null. At most one for a communicator in a group; it lives as long as anything waits for it.
+    launchCompletionEvent::Ptr{Cvoid}
+end
+
+# The options of one collective.
+const ncclCollConfig_t = ncclCollConfig_v23200
+
 # The options of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
 # NCCL's defaults.
-struct ncclConfig_v23000
+struct ncclConfig_v23100
     # Set by the initializer.
     size::Csize_t
     # Set by the initializer.
@@ -247,10 +376,20 @@ struct ncclConfig_v23000
     maxP2pPeers::Cint
     # 1: work in graphs keeps the order of the communicator's other work (default).
     graphStreamOrdering::Cint
+    # 1: communicators of a device run in the order of the program's calls.
+    launchOrderImplicit::Cint
+    # Signals of a context for one-sided operations, 1 to 16.
+    numRmaSig::Cint
+    # 1: one-sided operations are prepared when the communicator is made.
+    rmaEagerInit::Cint
+    # An ncclHostCftMode_t.
+    hostCftMode::Cint
+    # Bits of ncclNvlsHostMode_t.
+    nvlsHostMode::Cint
 end
 
 # The options of a new communicator.
-const ncclConfig_t = ncclConfig_v23000
+const ncclConfig_t = ncclConfig_v23100
 
 # The answer of ncclGroupSimulateEnd; begin with NCCL_SIM_INFO_INITIALIZER.
 struct ncclSimInfo_v22200
@@ -266,6 +405,23 @@ end
 
 # The answer of ncclGroupSimulateEnd.
 const ncclSimInfo_t = ncclSimInfo_v22200
+
+# The encryption of connections; begin with NCCL_ENCRYPTION_CONFIG_INITIALIZER.
+struct ncclEncryptionConfig_v23200
+    # Set by the initializer.
+    size::Csize_t
+    # Set by the initializer.
+    magic::Cuint
+    # Set by the initializer.
+    version::Cuint
+    # An ncclEncryptionMode_t.
+    mode::Cint
+    # The key, a text, or null.
+    psk::Cstring
+end
+
+# The encryption of connections.
+const ncclEncryptionConfig_t = ncclEncryptionConfig_v23200
 
 # Handle of a variable. It lives as long as the library and needs no freeing.
 const ncclParamHandle_t = Ptr{Cvoid}
@@ -329,6 +485,15 @@ const FUNCTIONS = [
     :ncclCommCount,
     :ncclCommCuDevice,
     :ncclCommUserRank,
+    :ncclAllReduceConfig,
+    :ncclBroadcastConfig,
+    :ncclReduceConfig,
+    :ncclAllGatherConfig,
+    :ncclReduceScatterConfig,
+    :ncclAlltoAllConfig,
+    :ncclGatherConfig,
+    :ncclScatterConfig,
+    :ncclSetEncryption,
     :ncclGroupStart,
     :ncclGroupEnd,
     :ncclGroupSimulateEnd,
@@ -615,14 +780,77 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclCommUserRank(comm, rank) =
     ccall(@inbounds(ADDRESSES[26]), Cint, (Ptr{Cvoid}, Ptr{Cint},), comm, rank)
 
+# Same as ncclAllReduce, with options for this call.
+#
+# `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+# ncclAllReduce itself. Blocks: never, as ncclAllReduce.
+@inline ncclAllReduceConfig(sendbuff, recvbuff, count, datatype, op, comm, stream, config) =
+    ccall(@inbounds(ADDRESSES[27]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, op, comm, stream, config)
+
+# Same as ncclBroadcast, with options for this call.
+#
+# `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+# ncclBroadcast itself. Blocks: never, as ncclBroadcast.
+@inline ncclBroadcastConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config) =
+    ccall(@inbounds(ADDRESSES[28]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+
+# Same as ncclReduce, with options for this call.
+#
+# `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+# ncclReduce itself. Blocks: never, as ncclReduce.
+@inline ncclReduceConfig(sendbuff, recvbuff, count, datatype, op, root, comm, stream, config) =
+    ccall(@inbounds(ADDRESSES[29]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, op, root, comm, stream, config)
+
+# Same as ncclAllGather, with options for this call.
+#
+# `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+# ncclAllGather itself. Blocks: never, as ncclAllGather.
+@inline ncclAllGatherConfig(sendbuff, recvbuff, sendcount, datatype, comm, stream, config) =
+    ccall(@inbounds(ADDRESSES[30]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, sendcount, datatype, comm, stream, config)
+
+# Same as ncclReduceScatter, with options for this call.
+#
+# `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+# ncclReduceScatter itself. Blocks: never, as ncclReduceScatter.
+@inline ncclReduceScatterConfig(sendbuff, recvbuff, recvcount, datatype, op, comm, stream, config) =
+    ccall(@inbounds(ADDRESSES[31]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, recvcount, datatype, op, comm, stream, config)
+
+# Same as ncclAlltoAll, with options for this call.
+#
+# `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+# ncclAlltoAll itself. Blocks: never, as ncclAlltoAll.
+@inline ncclAlltoAllConfig(sendbuff, recvbuff, count, datatype, comm, stream, config) =
+    ccall(@inbounds(ADDRESSES[32]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, comm, stream, config)
+
+# Same as ncclGather, with options for this call.
+#
+# `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+# ncclGather itself. Blocks: never, as ncclGather.
+@inline ncclGatherConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config) =
+    ccall(@inbounds(ADDRESSES[33]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+
+# Same as ncclScatter, with options for this call.
+#
+# `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
+# ncclScatter itself. Blocks: never, as ncclScatter.
+@inline ncclScatterConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config) =
+    ccall(@inbounds(ADDRESSES[34]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+
+# Chooses the encryption of the connections that this process makes from now on. With
+# NCCL_ENCRYPTION_MODE_PSK: fails with ncclInvalidUsage, as encryption is not built in.
+#
+# `config`: in. Blocks: never.
+@inline ncclSetEncryption(config) =
+    ccall(@inbounds(ADDRESSES[35]), Cint, (Ptr{ncclEncryptionConfig_t},), config)
+
 # Begins a group: calls until ncclGroupEnd are launched together. Groups nest. Blocks: never.
 @inline ncclGroupStart() =
-    ccall(@inbounds(ADDRESSES[27]), Cint, ())
+    ccall(@inbounds(ADDRESSES[36]), Cint, ())
 
 # Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
 # returned. Blocks: only for communicators that the group makes.
 @inline ncclGroupEnd() =
-    ccall(@inbounds(ADDRESSES[28]), Cint, ())
+    ccall(@inbounds(ADDRESSES[37]), Cint, ())
 
 # Ends a group without launching anything. Its calls are checked as by ncclGroupEnd, and
 # `estimatedTime` of the outermost group becomes the time in µs that the cost model predicts for
@@ -632,22 +860,22 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
 # ncclInvalidUsage and none is made. The group ends on errors, too. Blocks: never.
 @inline ncclGroupSimulateEnd(simInfo) =
-    ccall(@inbounds(ADDRESSES[29]), Cint, (Ptr{ncclSimInfo_t},), simInfo)
+    ccall(@inbounds(ADDRESSES[38]), Cint, (Ptr{ncclSimInfo_t},), simInfo)
 
 # Returns the version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
 @inline ncclGetVersion(version) =
-    ccall(@inbounds(ADDRESSES[30]), Cint, (Ptr{Cint},), version)
+    ccall(@inbounds(ADDRESSES[39]), Cint, (Ptr{Cint},), version)
 
 # Returns the meaning of a result code, a static text. Blocks: never.
 @inline ncclGetErrorString(result) =
-    ccall(@inbounds(ADDRESSES[31]), Cstring, (Cint,), result)
+    ccall(@inbounds(ADDRESSES[40]), Cstring, (Cint,), result)
 
 # Returns the text of the last error: of the communicator, if it has failed, else of this thread,
 # else of the process.
 #
 # `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 @inline ncclGetLastError(comm) =
-    ccall(@inbounds(ADDRESSES[32]), Cstring, (Ptr{Cvoid},), comm)
+    ccall(@inbounds(ADDRESSES[41]), Cstring, (Ptr{Cvoid},), comm)
 
 # Ends a communicator at once, also one that is still being made: its operations end with an
 # error, the other ranks get ncclRemoteError. Null is ignored.
@@ -657,24 +885,24 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # handlers, which may interrupt the code that this call waits for: let the handler set a flag or
 # write to a pipe, or read signals from a signalfd, and call this in a thread.
 @inline ncclCommAbort(comm) =
-    ccall(@inbounds(ADDRESSES[33]), Cint, (Ptr{Cvoid},), comm)
+    ccall(@inbounds(ADDRESSES[42]), Cint, (Ptr{Cvoid},), comm)
 
 # Ends the operations of a communicator, which can then only be split, shrunk, destroyed or
 # aborted.
 #
 # `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
 @inline ncclCommRevoke(comm, revokeFlags) =
-    ccall(@inbounds(ADDRESSES[34]), Cint, (Ptr{Cvoid}, Cint,), comm, revokeFlags)
+    ccall(@inbounds(ADDRESSES[43]), Cint, (Ptr{Cvoid}, Cint,), comm, revokeFlags)
 
 # Gives memory of a communicator back to the system; until ncclCommResume it takes no operations.
 #
 # `flags`: NCCL_SUSPEND_MEM. No operation may be under way. Blocks: never.
 @inline ncclCommSuspend(comm, flags) =
-    ccall(@inbounds(ADDRESSES[35]), Cint, (Ptr{Cvoid}, Cint,), comm, flags)
+    ccall(@inbounds(ADDRESSES[44]), Cint, (Ptr{Cvoid}, Cint,), comm, flags)
 
 # Lets a suspended communicator take operations again. Blocks: never.
 @inline ncclCommResume(comm) =
-    ccall(@inbounds(ADDRESSES[36]), Cint, (Ptr{Cvoid},), comm)
+    ccall(@inbounds(ADDRESSES[45]), Cint, (Ptr{Cvoid},), comm)
 
 # Returns how much memory a communicator takes in this process: all of it, or the part that
 # ncclCommSuspend gives back or keeps.
@@ -682,80 +910,80 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
 # all ranks of a host share is counted where it belongs to this rank. Blocks: never.
 @inline ncclCommMemStats(comm, stat, value) =
-    ccall(@inbounds(ADDRESSES[37]), Cint, (Ptr{Cvoid}, Cint, Ptr{UInt64},), comm, stat, value)
+    ccall(@inbounds(ADDRESSES[46]), Cint, (Ptr{Cvoid}, Cint, Ptr{UInt64},), comm, stat, value)
 
 # Allocates memory of the calling thread's device that peers on this host map, so that collectives
 # use it in place.
 #
 # `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 @inline ncclMemAlloc(ptr, size) =
-    ccall(@inbounds(ADDRESSES[38]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, size)
+    ccall(@inbounds(ADDRESSES[47]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, size)
 
 # Frees memory from ncclMemAlloc; null is ignored. No operation may still use it. Blocks: on a
 # GPU until that has done everything, as cudaFree does.
 @inline ncclMemFree(ptr) =
-    ccall(@inbounds(ADDRESSES[39]), Cint, (Ptr{Cvoid},), ptr)
+    ccall(@inbounds(ADDRESSES[48]), Cint, (Ptr{Cvoid},), ptr)
 
 # Finds a variable by its full name, for example NCCL_DEBUG.
 #
 # `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks:
 # never.
 @inline ncclParamBind(out, key) =
-    ccall(@inbounds(ADDRESSES[40]), Cint, (Ptr{Ptr{Cvoid}}, Cstring,), out, key)
+    ccall(@inbounds(ADDRESSES[49]), Cint, (Ptr{Ptr{Cvoid}}, Cstring,), out, key)
 
 # Reads a variable as a signed number of 8 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetI8(h, out) =
-    ccall(@inbounds(ADDRESSES[41]), Cint, (Ptr{Cvoid}, Ptr{Int8},), h, out)
+    ccall(@inbounds(ADDRESSES[50]), Cint, (Ptr{Cvoid}, Ptr{Int8},), h, out)
 
 # Reads a variable as a signed number of 16 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetI16(h, out) =
-    ccall(@inbounds(ADDRESSES[42]), Cint, (Ptr{Cvoid}, Ptr{Int16},), h, out)
+    ccall(@inbounds(ADDRESSES[51]), Cint, (Ptr{Cvoid}, Ptr{Int16},), h, out)
 
 # Reads a variable as a signed number of 32 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetI32(h, out) =
-    ccall(@inbounds(ADDRESSES[43]), Cint, (Ptr{Cvoid}, Ptr{Int32},), h, out)
+    ccall(@inbounds(ADDRESSES[52]), Cint, (Ptr{Cvoid}, Ptr{Int32},), h, out)
 
 # Reads a variable as a signed number of 64 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetI64(h, out) =
-    ccall(@inbounds(ADDRESSES[44]), Cint, (Ptr{Cvoid}, Ptr{Int64},), h, out)
+    ccall(@inbounds(ADDRESSES[53]), Cint, (Ptr{Cvoid}, Ptr{Int64},), h, out)
 
 # Reads a variable as an unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU8(h, out) =
-    ccall(@inbounds(ADDRESSES[45]), Cint, (Ptr{Cvoid}, Ptr{UInt8},), h, out)
+    ccall(@inbounds(ADDRESSES[54]), Cint, (Ptr{Cvoid}, Ptr{UInt8},), h, out)
 
 # Reads a variable as an unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU16(h, out) =
-    ccall(@inbounds(ADDRESSES[46]), Cint, (Ptr{Cvoid}, Ptr{UInt16},), h, out)
+    ccall(@inbounds(ADDRESSES[55]), Cint, (Ptr{Cvoid}, Ptr{UInt16},), h, out)
 
 # Reads a variable as an unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU32(h, out) =
-    ccall(@inbounds(ADDRESSES[47]), Cint, (Ptr{Cvoid}, Ptr{UInt32},), h, out)
+    ccall(@inbounds(ADDRESSES[56]), Cint, (Ptr{Cvoid}, Ptr{UInt32},), h, out)
 
 # Reads a variable as an unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU64(h, out) =
-    ccall(@inbounds(ADDRESSES[48]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), h, out)
+    ccall(@inbounds(ADDRESSES[57]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), h, out)
 
 # Reads a variable of any kind as text; empty when it has no value.
 #
 # `out`: out, a text that lives as long as the library. Blocks: never.
 @inline ncclParamGetStr(h, out) =
-    ccall(@inbounds(ADDRESSES[49]), Cint, (Ptr{Cvoid}, Ptr{Cstring},), h, out)
+    ccall(@inbounds(ADDRESSES[58]), Cint, (Ptr{Cvoid}, Ptr{Cstring},), h, out)
 
 # Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its
 # end.
@@ -764,14 +992,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # small.
 # Blocks: never.
 @inline ncclParamGet(h, out, maxLen, len) =
-    ccall(@inbounds(ADDRESSES[50]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Cint, Ptr{Cint},), h, out, maxLen, len)
+    ccall(@inbounds(ADDRESSES[59]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Cint, Ptr{Cint},), h, out, maxLen, len)
 
 # Reads the variable of a name as text.
 #
 # `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the
 # zero at the end. Blocks: never.
 @inline ncclParamGetParameter(key, value, valueLen) =
-    ccall(@inbounds(ADDRESSES[51]), Cint, (Cstring, Ptr{Cstring}, Ptr{Cint},), key, value, valueLen)
+    ccall(@inbounds(ADDRESSES[60]), Cint, (Cstring, Ptr{Cstring}, Ptr{Cint},), key, value, valueLen)
 
 # Returns the names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
 # document.
@@ -779,18 +1007,18 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
 # number of names. Blocks: never.
 @inline ncclParamGetAllParameterKeys(table, tableLen) =
-    ccall(@inbounds(ADDRESSES[52]), Cint, (Ptr{Ptr{Cstring}}, Ptr{Cint},), table, tableLen)
+    ccall(@inbounds(ADDRESSES[61]), Cint, (Ptr{Ptr{Cstring}}, Ptr{Cint},), table, tableLen)
 
 # Writes the variables of ncclParamGetAllParameterKeys with value, origin and meaning to the log,
 # whatever its level is. Blocks: for the log file.
 @inline ncclParamDumpAll() =
-    ccall(@inbounds(ADDRESSES[53]), Cvoid, ())
+    ccall(@inbounds(ADDRESSES[62]), Cvoid, ())
 
 # Makes logging follow the present values of NCCL_DEBUG and of the variables that begin like it. A
 # function set by oxcclSetLog stays; `ncclParam*` still return the values read first. Blocks: for
 # files.
 @inline ncclResetDebugInit() =
-    ccall(@inbounds(ADDRESSES[54]), Cvoid, ())
+    ccall(@inbounds(ADDRESSES[63]), Cvoid, ())
 
 # Makes a reduction operation: a sum in which the elements of every rank are first multiplied by a
 # scalar of that rank, which may differ from the others'.
@@ -803,13 +1031,13 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # floats are multiplied in float32, integers wrap. An operation that uses it copies its input.
 # Blocks: never.
 @inline ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm) =
-    ccall(@inbounds(ADDRESSES[55]), Cint, (Ptr{Cint}, Ptr{Cvoid}, Cint, Cint, Ptr{Cvoid},), op, scalar, datatype, residence, comm)
+    ccall(@inbounds(ADDRESSES[64]), Cint, (Ptr{Cint}, Ptr{Cvoid}, Cint, Cint, Ptr{Cvoid},), op, scalar, datatype, residence, comm)
 
 # Destroys an operation that ncclRedOpCreatePreMulSum made; earlier calls keep its scalar.
 #
 # `op`: in, of `comm`. Its number is never used again on `comm`. Blocks: never.
 @inline ncclRedOpDestroy(op, comm) =
-    ccall(@inbounds(ADDRESSES[56]), Cint, (Cint, Ptr{Cvoid},), op, comm)
+    ccall(@inbounds(ADDRESSES[65]), Cint, (Cint, Ptr{Cvoid},), op, comm)
 
 # Registers a buffer.
 #
@@ -817,33 +1045,33 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # place by all ranks whether registered or not; other memory is read by the system's remote reads,
 # from some MiB on and where they are allowed. Blocks: never.
 @inline ncclCommRegister(comm, buff, size, handle) =
-    ccall(@inbounds(ADDRESSES[57]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}},), comm, buff, size, handle)
+    ccall(@inbounds(ADDRESSES[66]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}},), comm, buff, size, handle)
 
 # Ends the registration of a buffer.
 #
 # `handle`: in, from ncclCommRegister on `comm`. Blocks: never.
 @inline ncclCommDeregister(comm, handle) =
-    ccall(@inbounds(ADDRESSES[58]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), comm, handle)
+    ccall(@inbounds(ADDRESSES[67]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), comm, handle)
 
 # Registers memory as a window, into which the other ranks of the host can write by ncclPutSignal.
 #
 # All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
 # where the system lets ranks write into each other's. `win`: out, never null on success.
-# `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
-# Blocks: never.
+# `winFlags`: NCCL_WIN_DEFAULT, or bits NCCL_WIN_COLL_SYMMETRIC and NCCL_WIN_STRICT_ORDERING; the
+# others fail with ncclInvalidUsage. Takes no address space; at most 64 at a time. Blocks: never.
 @inline ncclCommWindowRegister(comm, buff, size, win, winFlags) =
-    ccall(@inbounds(ADDRESSES[59]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}}, Cint,), comm, buff, size, win, winFlags)
+    ccall(@inbounds(ADDRESSES[68]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}}, Cint,), comm, buff, size, win, winFlags)
 
 # Ends a window. No rank may still write into it. Its memory may be freed when no rank makes calls
 # on that rank's own memory in this window any more. Blocks: never.
 @inline ncclCommWindowDeregister(comm, win) =
-    ccall(@inbounds(ADDRESSES[60]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), comm, win)
+    ccall(@inbounds(ADDRESSES[69]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), comm, win)
 
 # Returns the memory that a window was registered with.
 #
 # `outUserPtr`: out. Blocks: never.
 @inline ncclWinGetUserPtr(comm, win, outUserPtr) =
-    ccall(@inbounds(ADDRESSES[61]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Ptr{Cvoid}},), comm, win, outUserPtr)
+    ccall(@inbounds(ADDRESSES[70]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Ptr{Cvoid}},), comm, win, outUserPtr)
 
 # Writes into the window of a rank of this host, and then increments one of that rank's signals.
 #
@@ -852,49 +1080,49 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # 0 to 15. `ctx`: below numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once
 # `peer` has registered the window.
 @inline ncclPutSignal(localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream) =
-    ccall(@inbounds(ADDRESSES[62]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Csize_t, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream)
+    ccall(@inbounds(ADDRESSES[71]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Csize_t, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream)
 
 # Increments a signal of a rank of this host; data put before is there when the signal is seen.
 #
 # Arguments as for ncclPutSignal. Blocks: never.
 @inline ncclSignal(peer, sigIdx, ctx, flags, comm, stream) =
-    ccall(@inbounds(ADDRESSES[63]), Cint, (Cint, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), peer, sigIdx, ctx, flags, comm, stream)
+    ccall(@inbounds(ADDRESSES[72]), Cint, (Cint, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), peer, sigIdx, ctx, flags, comm, stream)
 
 # Makes a stream wait for signals: for each descriptor, `opCnt` more than were waited for before.
 #
 # `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
 # waits.
 @inline ncclWaitSignal(nDesc, signalDescs, comm, stream) =
-    ccall(@inbounds(ADDRESSES[64]), Cint, (Cint, Ptr{ncclWaitSignalDesc_t}, Ptr{Cvoid}, Ptr{Cvoid},), nDesc, signalDescs, comm, stream)
+    ccall(@inbounds(ADDRESSES[73]), Cint, (Cint, Ptr{ncclWaitSignalDesc_t}, Ptr{Cvoid}, Ptr{Cvoid},), nDesc, signalDescs, comm, stream)
 
 # Returns the number of devices of a kind: the host's processors, or the GPUs that the CUDA driver
 # shows; 0 GPUs without a driver of version 580 or newer.
 #
 # `count`: out. Blocks: never.
 @inline oxcclDeviceCount(kind, count) =
-    ccall(@inbounds(ADDRESSES[65]), Cint, (Cint, Ptr{Cint},), kind, count)
+    ccall(@inbounds(ADDRESSES[74]), Cint, (Cint, Ptr{Cint},), kind, count)
 
 # Chooses the calling thread's device, for communicators and default streams to come.
 #
 # `index`: from 0 on; the host takes any, so that a laptop can stand for a larger machine.
 # Blocks: never.
 @inline oxcclDeviceSet(kind, index) =
-    ccall(@inbounds(ADDRESSES[66]), Cint, (Cint, Cint,), kind, index)
+    ccall(@inbounds(ADDRESSES[75]), Cint, (Cint, Cint,), kind, index)
 
 # Returns the calling thread's device. `kind`, `index`: out. Blocks: never.
 @inline oxcclDeviceGet(kind, index) =
-    ccall(@inbounds(ADDRESSES[67]), Cint, (Ptr{Cint}, Ptr{Cint},), kind, index)
+    ccall(@inbounds(ADDRESSES[76]), Cint, (Ptr{Cint}, Ptr{Cint},), kind, index)
 
 # Allocates memory of the calling thread's device; same as ncclMemAlloc.
 #
 # `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 @inline oxcclMemAlloc(ptr, size) =
-    ccall(@inbounds(ADDRESSES[68]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, size)
+    ccall(@inbounds(ADDRESSES[77]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, size)
 
 # Frees memory from oxcclMemAlloc or ncclMemAlloc, of any device; null is ignored. Blocks: on
 # a GPU until that has done everything, as cudaFree does.
 @inline oxcclMemFree(ptr) =
-    ccall(@inbounds(ADDRESSES[69]), Cint, (Ptr{Cvoid},), ptr)
+    ccall(@inbounds(ADDRESSES[78]), Cint, (Ptr{Cvoid},), ptr)
 
 # Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
 # CUDA each buffer may be memory of the host or of any GPU.
@@ -902,82 +1130,82 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
 # the host is not pinned.
 @inline oxcclMemcpyAsync(dst, src, bytes, stream) =
-    ccall(@inbounds(ADDRESSES[70]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Cvoid},), dst, src, bytes, stream)
+    ccall(@inbounds(ADDRESSES[79]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Cvoid},), dst, src, bytes, stream)
 
 # Sets `bytes` bytes to the low 8 bits of `value`, in the order of the stream.
 #
 # `dst`: out. Blocks: never.
 @inline oxcclMemsetAsync(dst, value, bytes, stream) =
-    ccall(@inbounds(ADDRESSES[71]), Cint, (Ptr{Cvoid}, Cint, Csize_t, Ptr{Cvoid},), dst, value, bytes, stream)
+    ccall(@inbounds(ADDRESSES[80]), Cint, (Ptr{Cvoid}, Cint, Csize_t, Ptr{Cvoid},), dst, value, bytes, stream)
 
 # Makes an event of the calling thread's device. `event`: out. Blocks: never.
 @inline oxcclEventCreate(event) =
-    ccall(@inbounds(ADDRESSES[72]), Cint, (Ptr{Ptr{Cvoid}},), event)
+    ccall(@inbounds(ADDRESSES[81]), Cint, (Ptr{Ptr{Cvoid}},), event)
 
 # Destroys an event. Blocks: never.
 @inline oxcclEventDestroy(event) =
-    ccall(@inbounds(ADDRESSES[73]), Cint, (Ptr{Cvoid},), event)
+    ccall(@inbounds(ADDRESSES[82]), Cint, (Ptr{Cvoid},), event)
 
 # Records an event at the present end of a stream. Blocks: never.
 @inline oxcclEventRecord(event, stream) =
-    ccall(@inbounds(ADDRESSES[74]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), event, stream)
+    ccall(@inbounds(ADDRESSES[83]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), event, stream)
 
 # Returns ncclSuccess when the stream has reached the last record of the event, else
 # ncclInProgress. Blocks: never.
 @inline oxcclEventQuery(event) =
-    ccall(@inbounds(ADDRESSES[75]), Cint, (Ptr{Cvoid},), event)
+    ccall(@inbounds(ADDRESSES[84]), Cint, (Ptr{Cvoid},), event)
 
 # Returns the time from one event to another, in milliseconds; both must be complete.
 #
 # `ms`: out. Blocks: never.
 @inline oxcclEventElapsedTime(ms, start, end_) =
-    ccall(@inbounds(ADDRESSES[76]), Cint, (Ptr{Cfloat}, Ptr{Cvoid}, Ptr{Cvoid},), ms, start, end_)
+    ccall(@inbounds(ADDRESSES[85]), Cint, (Ptr{Cfloat}, Ptr{Cvoid}, Ptr{Cvoid},), ms, start, end_)
 
 # Begins a capture: calls on the stream, and on streams that wait for its events, go into a graph
 # instead of being executed. Blocks: never.
 @inline oxcclStreamBeginCapture(stream, mode) =
-    ccall(@inbounds(ADDRESSES[77]), Cint, (Ptr{Cvoid}, Cint,), stream, mode)
+    ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Cint,), stream, mode)
 
 # Ends the capture that began on this stream. `graph`: out. Blocks: never.
 @inline oxcclStreamEndCapture(stream, graph) =
-    ccall(@inbounds(ADDRESSES[78]), Cint, (Ptr{Cvoid}, Ptr{Ptr{Cvoid}},), stream, graph)
+    ccall(@inbounds(ADDRESSES[87]), Cint, (Ptr{Cvoid}, Ptr{Ptr{Cvoid}},), stream, graph)
 
 # Makes an executable graph. `exec`: out. The graph may be destroyed before it.
 # Blocks: never.
 @inline oxcclGraphInstantiate(exec, graph) =
-    ccall(@inbounds(ADDRESSES[79]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{Cvoid},), exec, graph)
+    ccall(@inbounds(ADDRESSES[88]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{Cvoid},), exec, graph)
 
 # Puts another graph's parameters into an executable graph: both need the same calls in the same
 # order, on the same communicators; buffers, counts and roots may differ. Launches under way keep
 # their parameters.
 # Blocks: never.
 @inline oxcclGraphExecUpdate(exec, graph) =
-    ccall(@inbounds(ADDRESSES[80]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), exec, graph)
+    ccall(@inbounds(ADDRESSES[89]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), exec, graph)
 
 # Runs a graph once, in the order of the stream. Blocks: never.
 @inline oxcclGraphLaunch(exec, stream) =
-    ccall(@inbounds(ADDRESSES[81]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), exec, stream)
+    ccall(@inbounds(ADDRESSES[90]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), exec, stream)
 
 # Destroys a graph, an executable graph, or both; null is ignored. Launches under way complete.
 # Blocks: never.
 @inline oxcclGraphDestroy(graph, exec) =
-    ccall(@inbounds(ADDRESSES[82]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), graph, exec)
+    ccall(@inbounds(ADDRESSES[91]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), graph, exec)
 
 # Returns the version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
 @inline oxcclGetVersion(version) =
-    ccall(@inbounds(ADDRESSES[83]), Cint, (Ptr{Cint},), version)
+    ccall(@inbounds(ADDRESSES[92]), Cint, (Ptr{Cint},), version)
 
 # Describes the last error of this thread, else of the process; code 0 when there was none.
 #
 # `info`: in its size, out the rest. Blocks: never.
 @inline oxcclLastError(info) =
-    ccall(@inbounds(ADDRESSES[84]), Cint, (Ptr{oxcclErrorInfo_t},), info)
+    ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{oxcclErrorInfo_t},), info)
 
 # Describes the error with which a communicator failed; code 0 when it has not failed.
 #
 # `info`: in its size, out the rest. Blocks: never.
 @inline oxcclCommLastError(comm, info) =
-    ccall(@inbounds(ADDRESSES[85]), Cint, (Ptr{Cvoid}, Ptr{oxcclErrorInfo_t},), comm, info)
+    ccall(@inbounds(ADDRESSES[94]), Cint, (Ptr{Cvoid}, Ptr{oxcclErrorInfo_t},), comm, info)
 
 # Returns the number of collectives so far that read or wrote the other ranks' buffers in place,
 # without a stage in between. Memory from ncclMemAlloc, ncclCommRegister and captures allow this.
@@ -985,7 +1213,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 # on host memory, while it moves on.
 @inline oxcclCommInPlace(comm, count) =
-    ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
+    ccall(@inbounds(ADDRESSES[95]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
 # Returns the number of operations so far whose data was moved by copy engines of a GPU: large
 # ncclAllGather and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With
@@ -993,19 +1221,19 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `count`: out; of operations that have begun at least. Blocks: never.
 @inline oxcclCommByCopyEngines(comm, count) =
-    ccall(@inbounds(ADDRESSES[87]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
+    ccall(@inbounds(ADDRESSES[96]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
 # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and the receiver of lines: `func(user,
 # level, text)`, without NCCL's prefix of the text, or NCCL_DEBUG_FILE when `func` is null.
 # Blocks until the function before has had its lines and has returned: `user` may go then. Within
 # it: never.
 @inline oxcclSetLog(level, func, user) =
-    ccall(@inbounds(ADDRESSES[88]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
+    ccall(@inbounds(ADDRESSES[97]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
 
 # Sets the number by which later operations of this thread are known in `oxccl ras` and in what it
 # dumps, such as the number of a training step; 0 for none. Blocks: never.
 @inline oxcclTag(tag) =
-    ccall(@inbounds(ADDRESSES[89]), Cint, (UInt64,), tag)
+    ccall(@inbounds(ADDRESSES[98]), Cint, (UInt64,), tag)
 
 # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
 # a launcher, of this process alone. The device's index becomes the rank on this host.
@@ -1016,14 +1244,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 @inline oxcclCommInitEnv(comm, config) =
-    ccall(@inbounds(ADDRESSES[90]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, config)
+    ccall(@inbounds(ADDRESSES[99]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, config)
 
 # Limits the time that an operation of the communicator may wait for a peer without progress; then
 # the operation fails with ncclRemoteError, and the communicator with it.
 #
 # `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 @inline oxcclCommSetTimeout(comm, timeoutNs) =
-    ccall(@inbounds(ADDRESSES[91]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
+    ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
 
 # Limits the time that communicators wait for the other ranks while they are made, instead of
 # OXCCL_INIT_TIMEOUT. It holds for those that the calling thread begins to make from now on, also
@@ -1034,35 +1262,35 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # had.
 # Blocks: never.
 @inline oxcclSetInitTimeout(timeoutNs) =
-    ccall(@inbounds(ADDRESSES[92]), Cint, (Int64,), timeoutNs)
+    ccall(@inbounds(ADDRESSES[101]), Cint, (Int64,), timeoutNs)
 
 # Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
 # it. `stream`: out. Blocks: never.
 @inline oxcclStreamCreate(stream) =
-    ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{Ptr{Cvoid}},), stream)
+    ccall(@inbounds(ADDRESSES[102]), Cint, (Ptr{Ptr{Cvoid}},), stream)
 
 # Destroys a stream; queued work still completes. Blocks: never.
 @inline oxcclStreamDestroy(stream) =
-    ccall(@inbounds(ADDRESSES[94]), Cint, (Ptr{Cvoid},), stream)
+    ccall(@inbounds(ADDRESSES[103]), Cint, (Ptr{Cvoid},), stream)
 
 # Returns ncclSuccess when a stream has done everything, else ncclInProgress. An asynchronous
 # error of its work is returned once. Blocks: never.
 @inline oxcclStreamQuery(stream) =
-    ccall(@inbounds(ADDRESSES[95]), Cint, (Ptr{Cvoid},), stream)
+    ccall(@inbounds(ADDRESSES[104]), Cint, (Ptr{Cvoid},), stream)
 
 # Waits until a stream has done everything, at most `timeoutNs` nanoseconds (−1: for ever);
 # ncclInProgress when time is over. An asynchronous error of its work is returned once. Blocks.
 @inline oxcclStreamSynchronize(stream, timeoutNs) =
-    ccall(@inbounds(ADDRESSES[96]), Cint, (Ptr{Cvoid}, Int64,), stream, timeoutNs)
+    ccall(@inbounds(ADDRESSES[105]), Cint, (Ptr{Cvoid}, Int64,), stream, timeoutNs)
 
 # Makes the stream's later work wait for an event. Blocks: never.
 @inline oxcclStreamWaitEvent(stream, event) =
-    ccall(@inbounds(ADDRESSES[97]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), stream, event)
+    ccall(@inbounds(ADDRESSES[106]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), stream, event)
 
 # Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. `func`
 # must not call functions of this library that block. Blocks: never.
 @inline oxcclStreamHostFunc(stream, func, arg) =
-    ccall(@inbounds(ADDRESSES[98]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid},), stream, func, arg)
+    ccall(@inbounds(ADDRESSES[107]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid},), stream, func, arg)
 
 # Gathers the inputs of all ranks, of different lengths, in every rank's output.
 #
@@ -1076,7 +1304,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # directly to every other one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[99]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[108]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
 
 # Leaves in every rank's output the reduction of that rank's block of all inputs.
 #
@@ -1087,7 +1315,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # other: with equal counts ncclReduceScatter is the faster one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream) =
-    ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
+    ccall(@inbounds(ADDRESSES[109]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
 
 # Sends a separate part of every rank's input to every rank.
 #
@@ -1100,7 +1328,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[101]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[110]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
 
 # Gathers the inputs of all ranks, of different lengths, in the root's output.
 #
@@ -1112,7 +1340,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # one message from every rank to the root.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[102]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[111]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
 
 # Sends every rank its part of the root's input; the parts may differ in length.
 #
@@ -1126,4 +1354,4 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # message from the root to every rank.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[103]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[112]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)

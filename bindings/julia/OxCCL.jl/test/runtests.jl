@@ -354,7 +354,7 @@ end
         close(c)
         expect_error(() -> Allreduce!(x, +, c), ncclInvalidArgument, "null")
     end
-    @test OxCCL.version().nccl == v"2.30.7"
+    @test OxCCL.version().nccl == v"2.32.3"
 end
 
 # The extensions, with stand-ins for what they extend: before Julia 1.9 nothing loads extensions, and CUDA.jl

@@ -119,7 +119,7 @@ pub(super) struct ChildMeetings {
 fn warn_once() {
     static WARN: std::sync::Once = std::sync::Once::new();
     WARN.call_once(|| {
-        let version = concat!("OxCCL ", env!("CARGO_PKG_VERSION"), ", interface of NCCL 2.30.7");
+        let version = concat!("OxCCL ", env!("CARGO_PKG_VERSION"), ", interface of NCCL 2.32.3");
         log::line(Level::Version, Subsystem::Init, version);
         let report = &Config::get().report;
         report.warnings.iter().for_each(|line| log::line(Level::Warn, Subsystem::Env, line));
@@ -269,7 +269,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     };
     device::note_waiting_threads(members.on_this_machine() * (1 + links.threads));
     let child_meetings = child_meetings(id, control, &members);
-    let (executor, topology) = unfinished.finish(&answers, members.team(), policy.only);
+    let (executor, topology) = unfinished.finish(&answers, members.team(), policy.single());
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
     comm.reductions = reductions.unwrap_or_default();

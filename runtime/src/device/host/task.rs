@@ -425,8 +425,9 @@ impl Running {
             awaited.peer = -1;
         }
         self.idle_visits += 1;
-        if self.endpoint.rank.timeout_ns.load(Ordering::Relaxed) >= 0 {
-            self.check_deadline(awaited);
+        let limit_ns = self.limit_ns();
+        if limit_ns >= 0 {
+            self.check_deadline(awaited, limit_ns);
         }
         if !self.idle_visits.is_multiple_of(IDLE_VISITS) {
             return;
@@ -494,11 +495,19 @@ impl Running {
         self.fail(error)
     }
 
-    fn check_deadline(&mut self, awaited: Awaited) {
-        let limit = self.endpoint.rank.timeout_ns.load(Ordering::Relaxed);
+    /// Returns the limit in ns for which the operation waits; −1 for none.
+    fn limit_ns(&self) -> i64 {
+        let all = self.endpoint.rank.timeout_ns.load(Ordering::Relaxed);
+        let Kind::Collective(running) = &self.kind else { return all };
+        let own =
+            running.limit().map_or(-1, |own| i64::try_from(own.as_nanos()).unwrap_or(i64::MAX));
+        if own < 0 || (0..own).contains(&all) { all } else { own }
+    }
+
+    fn check_deadline(&mut self, awaited: Awaited, limit_ns: i64) {
         let now = clock::now();
         let waited = now - *self.waiting_since.get_or_insert(now);
-        if waited.as_nanos() as i128 > i128::from(limit) {
+        if waited.as_nanos() as i128 > i128::from(limit_ns) {
             let waited_ms = waited.as_millis() as u64;
             let deadline = || self.endpoint.rank.deadline_error(awaited, self.name(), waited_ms);
             // A rank that ended because of a failure is not at fault, nor is this rank, which waits

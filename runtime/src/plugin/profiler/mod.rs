@@ -354,7 +354,7 @@ impl Drop for Calls {
 
 impl Calls {
     /// Reports a call.
-    pub(crate) fn collective(&self, call: &Call, stream: *mut c_void) -> Reported {
+    pub(crate) fn collective(&self, call: &Call, tag: u64, stream: *mut c_void) -> Reported {
         let below = COLL | BELOW_OPERATION;
         self.call(COLL_API | below, || {
             Body::CollApi(ncclProfilerCollApi_v7_t {
@@ -364,7 +364,7 @@ impl Calls {
                 root: call.spec.root as c_int,
                 stream,
                 graphCaptured: self.captured,
-                userTag: 0,
+                userTag: tag,
             })
         })
     }
@@ -443,10 +443,11 @@ impl Calls {
         // The work of channels is not reported where it is captured.
         let channels = u8::from(!captured);
         let events = match (operation, bound) {
-            (Operation::Collective(_, call), Some(bound))
+            (Operation::Collective(programs, call), Some(bound))
                 if self.instance.wants(COLL | BELOW_OPERATION) =>
             {
-                vec![begin(0, self.coll(bound, call, (group, channels)))]
+                let tag = programs.options.tag;
+                vec![begin(0, self.coll(bound, (call, tag), (group, channels)))]
             }
             (Operation::Exchange(transfers), _) if self.instance.wants(P2P | BELOW_OPERATION) => {
                 let all = transfers.list.iter().enumerate();
@@ -457,7 +458,12 @@ impl Calls {
         Running { instance, channels: Vec::new(), events, end_ns: 0 }
     }
 
-    fn coll(&self, route: &Bound, call: &Call, (group, channels): (*mut c_void, u8)) -> Body {
+    fn coll(
+        &self,
+        route: &Bound,
+        (call, tag): (&Call, u64),
+        (group, channels): (*mut c_void, u8),
+    ) -> Body {
         let Call { spec, input, output, count, dtype, op, .. } = *call;
         let cell = Cell::of(route.plan.algorithm, route.carrier);
         let ((name, number), names) = (function(spec.collective), names());
@@ -489,7 +495,7 @@ impl Calls {
                 route.carrier,
                 Carrier::InPlace | Carrier::RemoteRead | Carrier::CopyEngines
             ),
-            userTag: 0,
+            userTag: tag,
         };
         Body::Coll(body, numbers)
     }

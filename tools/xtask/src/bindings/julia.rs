@@ -37,6 +37,15 @@ pub(super) fn raw(model: &Model) -> String {
                 }
                 out += "end\n";
             }
+            Kind::Union(fields) => {
+                let size = "A union: the bytes of a pointer, which has room for each of";
+                let names: Vec<_> = fields.iter().map(|f| f.name.as_str()).collect();
+                out += &format!(
+                    "\n{doc}# {size} {}.\nstruct {}\n    raw::Ptr{{Cvoid}}\nend\n",
+                    names.join(", "),
+                    d.name
+                );
+            }
             Kind::Alias(to) => out += &format!("\n{doc}const {} = {}\n", d.name, julia(model, to)),
             _ => {}
         }

@@ -1,15 +1,15 @@
 //! Python: the classes and prototypes of `ctypes`.
 
 use super::{NOTE, comment, functions};
-use crate::model::{Kind, Model, Type, Value};
+use crate::model::{Declaration, Kind, Model, Type, Value};
 
 /// Returns the text of the one generated module.
 pub(super) fn raw(model: &Model) -> String {
     let mut out = format!(
         "# {NOTE}\n\"\"\"The C interface for ctypes: nccl.h and oxccl.h, name by name.\"\"\"\n\n\
-         from ctypes import (\n    CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, \
-         c_float, c_int, c_int8,\n    c_int16, c_int32, c_int64, c_size_t, c_uint, c_uint8, \
-         c_uint16, c_uint32, c_uint64, c_void_p,\n)\nfrom enum import IntEnum\n\n\
+         from ctypes import (\n    CFUNCTYPE, POINTER, Structure, Union, c_char, c_char_p, \
+         c_double, c_float,\n    c_int, c_int8, c_int16, c_int32, c_int64, c_size_t, c_uint, \
+         c_uint8, c_uint16,\n    c_uint32, c_uint64, c_void_p,\n)\nfrom enum import IntEnum\n\n\
          #: The version of this package.\nVERSION = \"{}\"\n",
         env!("CARGO_PKG_VERSION")
     );
@@ -35,20 +35,8 @@ pub(super) fn raw(model: &Model) -> String {
             Kind::Constant(Type::Named(ty), Value::Enumerator(name)) => {
                 out += &format!("\n{doc}{} = {ty}.{name}\n", d.name);
             }
-            Kind::Struct(fields) => {
-                let text = d.doc.join("\n    ");
-                out += &format!("\n\nclass {}(Structure):\n    \"\"\"{text}\"\"\"\n\n", d.name);
-                out += "    _fields_ = [\n";
-                for f in fields {
-                    let ty = python(model, &f.what);
-                    out += &format!(
-                        "{}        (\"{}\", {ty}),\n",
-                        comment(&f.doc, "        #"),
-                        f.name
-                    );
-                }
-                out += "    ]\n\n";
-            }
+            Kind::Struct(fields) => out += &class(model, d, "Structure", fields),
+            Kind::Union(fields) => out += &class(model, d, "Union", fields),
             Kind::Alias(to) => out += &format!("\n{doc}{} = {}\n", d.name, python(model, to)),
             Kind::Callback(parameters) => {
                 let types: Vec<_> = parameters.iter().map(|t| python(model, t)).collect();
@@ -73,6 +61,26 @@ pub(super) fn raw(model: &Model) -> String {
         );
     }
     out + "}\n"
+}
+
+/// Returns the class of a structure or a union.
+fn class(model: &Model, d: &Declaration<Kind>, base: &str, fields: &[Declaration<Type>]) -> String {
+    let (name, text) = (&d.name, d.doc.join("\n    "));
+    let declare = |f: &Declaration<Type>| {
+        let ty = python(model, &f.what);
+        format!("{}        (\"{}\", {ty}),\n", comment(&f.doc, "        #"), f.name)
+    };
+    // A structure that points to its like needs its own name first.
+    let own = Type::Named(name.clone());
+    let points = |ty: &Type| matches!(ty, Type::Pointer(_, to) if **to == own);
+    let begin = format!("\n\nclass {name}({base}):\n    \"\"\"{text}\"\"\"\n\n");
+    let list: String = fields.iter().map(declare).collect();
+    if !fields.iter().any(|f| points(&f.what)) {
+        return format!("{begin}    _fields_ = [\n{list}    ]\n\n");
+    }
+    let list = list.replace("\n    ", "\n");
+    let list = list.strip_prefix("    ").unwrap_or(&list);
+    format!("{begin}\n{name}._fields_ = [\n{list}]\n\n")
 }
 
 fn python(model: &Model, ty: &Type) -> String {

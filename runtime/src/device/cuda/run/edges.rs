@@ -7,7 +7,7 @@ use crate::device::cuda::run::launch::{align_elems, slice};
 use crate::device::cuda::run::order;
 use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
-use crate::op::{Bound, Call};
+use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
 use oxccl_plan::carrier::Packets;
 use oxccl_plan::cost::CostModel;
@@ -40,10 +40,10 @@ pub fn collective(
     cuda_rank: &Arc<CudaRank>,
     network: &Network,
     head: abi::Collective,
-    (bound, call): (&Bound, &Call),
+    (programs, call): (&Programs, &Call),
     stream: Stream,
 ) -> Result<()> {
-    let argument = argument(cuda_rank, network, head, bound, call).inspect_err(|error| {
+    let argument = argument(cuda_rank, network, head, programs, call).inspect_err(|error| {
         // The peers wait for this rank, unless it is only captured.
         if order::graph_of(stream).is_ok_and(|graph| graph.is_none()) {
             cuda_rank.fail(error);
@@ -61,13 +61,15 @@ fn argument(
     cuda_rank: &CudaRank,
     network: &Network,
     head: abi::Collective,
-    Bound { plan, program, .. }: &Bound,
+    programs: &Programs,
     call: &Call,
 ) -> Result<abi::EdgeProgram> {
+    let Bound { plan, program, .. } = &programs.any;
     let unfit =
         || Error::Internal { what: format!("{} does not run over edges", plan.algorithm.name()) };
     let slot_bytes = network.data_bytes();
-    let share = share(call, u64::from(cuda_rank.view.net_lanes.min(cuda_rank.channels)));
+    let share =
+        share(call, u64::from(cuda_rank.view.net_lanes.min(programs.blocks(cuda_rank.channels))));
     let geometry = geometry(plan, call, share, slot_bytes);
     let scratch_bytes = geometry.scratch_block_elems() * call.dtype.size() as u64;
     let scratch_bytes = scratch_bytes.next_multiple_of(16);

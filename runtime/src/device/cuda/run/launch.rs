@@ -130,14 +130,14 @@ fn collective(
 ) -> Result<()> {
     let head = head(cuda_rank, programs, call);
     if let Some(network) = cuda_rank.network() {
-        return edges::collective(cuda_rank, network, head, (&programs.any, call), stream);
+        return edges::collective(cuda_rank, network, head, (programs, call), stream);
     }
     if programs.any.carrier == Carrier::Lines {
-        return lines::collective(cuda_rank, head, (&programs.any, call), stream);
+        return lines::collective(cuda_rank, head, (programs, call), stream);
     }
     if programs.any.carrier == Carrier::Packets {
         let bytes = call.count * call.dtype.size() as u64;
-        let (room, lines) = (room(cuda_rank.channels), packet_lines(bytes));
+        let (room, lines) = (room(programs.blocks(cuda_rank.channels)), packet_lines(bytes));
         if lines > room.all_lines()
             && let Some(sharing) = cuda_rank.sharing()
         {
@@ -171,10 +171,10 @@ fn packets(room: &Room, call: &Call, lines: u64) -> (u32, u32) {
     (blocks as u32, movers as u32 + WARP)
 }
 
-/// Returns the number of channels of a call, the same for all its ways.
-fn channels(cuda_rank: &CudaRank, call: &Call) -> u64 {
+/// Returns the number of channels of a call, at most `most`, the same for all its ways.
+fn channels(most: u32, call: &Call) -> u64 {
     let bytes = call.count * call.dtype.size() as u64;
-    bytes.div_ceil(CHANNEL_BYTES).clamp(1, u64::from(cuda_rank.channels))
+    bytes.div_ceil(CHANNEL_BYTES).clamp(1, u64::from(most))
 }
 
 /// Returns the elements of each block that one of `channels` channels moves: the same number for
@@ -356,7 +356,7 @@ fn bind(
 ) -> Result<(abi::Program, u32)> {
     let Bound { plan, program, .. } = &programs.any;
     let (rank, spec) = (cuda_rank.view.rank, &call.spec);
-    let share = share(call, channels(cuda_rank, call));
+    let share = share(call, channels(programs.blocks(cuda_rank.channels), call));
     let staged = way(plan, &program.ops, call, share)?;
     let blocks = call.count.div_ceil(share).max(1) as u32;
     let none = abi::Place::default();

@@ -5,7 +5,7 @@ use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::align_elems;
 use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
-use crate::op::{Bound, Call};
+use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
 use oxccl_plan::lines::{Middle, Phases};
 use oxccl_plan::{Buffer, Collective, Geometry, Op, Plan, Slice};
@@ -38,10 +38,10 @@ const LEAST_COPY_BLOCKS: u64 = 6;
 pub fn collective(
     cuda_rank: &Arc<CudaRank>,
     call: abi::Collective,
-    (bound, of_user): (&Bound, &Call),
+    (programs, of_user): (&Programs, &Call),
     stream: Stream,
 ) -> Result<()> {
-    let Bound { plan, phases, .. } = bound;
+    let Bound { plan, phases, .. } = &programs.any;
     let unfit = || Error::Internal { what: format!("lines carry no {}", plan.algorithm.name()) };
     let phases = phases.as_ref().ok_or_else(unfit)?;
     let (two, bytes) = (plan.spec.nranks == 2, longest(plan, of_user));
@@ -59,7 +59,7 @@ pub fn collective(
         (true, true) => (functions.lines_two[dtype], 2, 4),
         (true, false) => (functions.lines_more[dtype], 1, 1),
     };
-    let most_blocks = u64::from(cuda_rank.channels);
+    let most_blocks = u64::from(programs.blocks(cuda_rank.channels));
     let channels = abi::LINE_WARPS as u64 / roles;
     let shape = if two && bytes > LINES_BYTES {
         Shape::of_chunks(bytes, chunk_blocks(plan.spec.collective).min(most_blocks))

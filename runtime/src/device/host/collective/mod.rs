@@ -21,6 +21,7 @@ use oxccl_plan::{
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Bytes of the stretches of large copies and folds: a multiple of every element's size.
 const STRETCH_BYTES: usize = 128 << 10;
@@ -113,6 +114,11 @@ enum Stage {
 }
 
 impl Running {
+    /// Returns the longest time that the call waits; `None` if it has no limit of its own.
+    pub fn limit(&self) -> Option<Duration> {
+        self.programs.options.limit
+    }
+
     /// Creates the state of a call with the programs that were chosen for it.
     pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: &Call) -> Self {
         let room = capacity(endpoint.edge_slot_bytes, call.dtype);
