@@ -212,7 +212,7 @@ typedef enum {
 typedef enum {
   // Connections are authenticated, and not encrypted.
   NCCL_ENCRYPTION_MODE_NONE = 0,
-  // Connections are encrypted with a key that all ranks have.
+  // Connections are encrypted with a key that all ranks have; only ranks of one host.
   NCCL_ENCRYPTION_MODE_PSK = 1,
 } ncclEncryptionMode_t;
 
@@ -375,7 +375,7 @@ typedef struct ncclEncryptionConfig_v23200 {
   unsigned int version;
   // An ncclEncryptionMode_t.
   int mode;
-  // The key, a text, or null.
+  // The key, a text of 16 bytes or more that nobody can guess; null without encryption.
   const char *psk;
 } ncclEncryptionConfig_v23200;
 
@@ -1042,10 +1042,12 @@ ncclResult_t pncclScatterConfig(const void *sendbuff,
                                 cudaStream_t stream,
                                 const ncclCollConfig_t *config);
 
-// Chooses the encryption of the connections that this process makes from now on. With
-// NCCL_ENCRYPTION_MODE_PSK: fails with ncclInvalidUsage, as encryption is not built in.
+// Chooses the encryption of the connections by which communicators are made from now on. All ranks
+// choose alike, or making a communicator fails with ncclInvalidUsage on all of them. With
+// NCCL_ENCRYPTION_MODE_PSK, so does making a communicator of ranks on several hosts: connections
+// for data are not encrypted.
 //
-// `config`: in. Blocks: never.
+// `config`: in, read before the call returns. Blocks: never.
 ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t *config);
 
 // Same as ncclSetEncryption, for wrappers that replace it.

@@ -143,6 +143,8 @@ pub enum Error {
          OXCCL_SECRET_FILE with the same contents, and no two jobs the same address"
     )]
     Secret { at: String },
+    #[error("{at} {why}; call ncclSetEncryption alike on all ranks before they make communicators")]
+    Encryption { at: String, why: &'static str },
     #[error("internal error of OxCCL: {what}; please report it")]
     Internal { what: String },
 }
@@ -256,7 +258,8 @@ impl Error {
             Error::Usage { .. }
             | Error::Mismatch { .. }
             | Error::Aborted { .. }
-            | Error::Secret { .. } => Code::InvalidUsage,
+            | Error::Secret { .. }
+            | Error::Encryption { .. } => Code::InvalidUsage,
             // An exceeded limit is ncclRemoteError on all ranks.
             Error::Reported { code: Code::InvalidUsage, .. } => Code::InvalidUsage,
             Error::Reported { .. } | Error::Untaken { .. } => Code::RemoteError,

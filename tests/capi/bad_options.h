@@ -114,6 +114,10 @@ static void bad_encryption(void) {
   BAD(ncclSetEncryption(NULL), "config", "null");
   config.mode = 2;
   BAD(ncclSetEncryption(&config), "mode", "2");
+  config.mode = NCCL_ENCRYPTION_MODE_PSK;
+  BAD(ncclSetEncryption(&config), "psk", "null");
+  config.psk = "fifteen bytes..";
+  BAD(ncclSetEncryption(&config), "psk", "a text of 15 bytes");
   config.mode = NCCL_ENCRYPTION_MODE_NONE;
   config.size = 24;
   BAD(ncclSetEncryption(&config), "config", "a structure of 24 bytes");

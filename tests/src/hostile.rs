@@ -4,6 +4,7 @@
 use oxccl::nccl::config;
 use oxccl_net::interface::Interface;
 use oxccl_runtime::bootstrap::auth::{Client, Ends, Progress, Role, Server};
+use oxccl_runtime::bootstrap::encryption::Key;
 use oxccl_runtime::bootstrap::launch::{self, Meet};
 use oxccl_runtime::bootstrap::root::{self, Action, Machine};
 use oxccl_runtime::bootstrap::wire::Frame;
@@ -309,13 +310,16 @@ const ENDS: Ends = Ends { role: Role::Rendezvous, from: 1, to: u32::MAX, comm: 7
 
 /// Nobody gets in without the secret.
 fn server(data: &[u8]) {
-    let Ok(mut server) = Server::new([1; 32], ENDS, 4) else { return };
+    let key = data.first().is_some_and(|byte| byte % 2 == 0).then(|| Key::new(b"of members"));
+    let Ok(mut server) = Server::new([1; 32], ENDS, 4, key) else { return };
     let mut rest = data;
     while !rest.is_empty() {
         let (now, later) = rest.split_at(server.wants().min(rest.len()));
         assert!(!now.is_empty(), "the machine wants nothing and did not say that it is done");
         match server.input(now) {
-            Ok(Progress::Done(_)) => panic!("authenticated without the secret"),
+            Ok(Progress::Done(..) | Progress::Differs(..)) => {
+                panic!("authenticated without the secret")
+            }
             Ok(Progress::Send(bytes)) => assert_eq!(bytes.len(), 64),
             Ok(Progress::More) => {}
             Err(_) => return,
@@ -327,7 +331,9 @@ fn server(data: &[u8]) {
 /// One changed byte anywhere in the handshake and it fails; none, and it succeeds.
 fn tampered_handshake(data: &[u8]) {
     let &[place, change, cut, ..] = data else { return };
-    let made = Client::new([1; 32], ENDS).and_then(|c| Ok((c, Server::new([1; 32], ENDS, 4)?)));
+    let key = (cut & 32 != 0).then(|| Key::new(b"of both"));
+    let client = Client::new([1; 32], ENDS, key.clone());
+    let made = client.and_then(|c| Ok((c, Server::new([1; 32], ENDS, 4, key)?)));
     let Ok(((mut client, hello), mut server)) = made else { return };
     let mut position = 0;
     let mut over_the_wire = |bytes: Vec<u8>| -> Vec<u8> {
@@ -350,7 +356,9 @@ fn tampered_handshake(data: &[u8]) {
                     let (now, later) = chunk.split_at(server.wants().min(chunk.len()));
                     match server.input(now)? {
                         Progress::More => {}
-                        Progress::Send(reply) | Progress::Done(reply) => {
+                        Progress::Send(reply)
+                        | Progress::Done(reply, _)
+                        | Progress::Differs(reply, _) => {
                             to_client = over_the_wire(reply);
                         }
                     }
@@ -364,7 +372,8 @@ fn tampered_handshake(data: &[u8]) {
                 match client.input(chunk)? {
                     Progress::More => {}
                     Progress::Send(proof) => to_server = over_the_wire(proof),
-                    Progress::Done(_) => accepted = true,
+                    Progress::Done(..) => accepted = true,
+                    Progress::Differs(..) => {}
                 }
             }
         }

@@ -53,15 +53,21 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             let bye = [event(0, BYE, &[]), event(1, BYE, &[]), event(1, 7, &[])].concat();
             vec![
                 [&[0, 2][..], &frame(1, &join), &frame(2, &[7; 300]), &frame(5, &[])].concat(),
-                [&[1][..], b"OXCCLAU1", &[1, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255], &[0; 72]]
-                    .concat(),
+                // A member that encrypts, but does not know the secret.
+                [
+                    &[1][..],
+                    b"OXCCLAU3",
+                    &[1, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255, 7, 0, 0, 0, 0, 0, 0, 0, 1],
+                    &[0; 112],
+                ]
+                .concat(),
                 vec![2, 200, 1, 7],
                 [vec![3], two, round, bye].concat(),
             ]
         }
         "identity" => {
             let mut blob = vec![0; 150];
-            blob[..5].copy_from_slice(&[10, 0, 0, 0, 77]);
+            blob[..5].copy_from_slice(&[11, 0, 0, 0, 77]);
             vec![
                 [&[0][..], &id.encode()].concat(),
                 [&[1][..], &blob].concat(),
@@ -87,6 +93,7 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             [&[0, 6][..], &structure(40, NCCL_API_MAGIC, 21700, &[0, i32::MIN, 235, i32::MIN])]
                 .concat(),
             [&[1, 0][..], &structure(24, SIM_MAGIC, 22200, &[])].concat(),
+            [&[0, 2][..], &structure(120, NCCL_API_MAGIC, 23203, &[0, 2, 3, 4])].concat(),
         ],
         "launch" => vec![
             b"\x000\x002\x000".to_vec(),

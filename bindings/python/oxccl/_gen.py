@@ -199,7 +199,7 @@ class ncclEncryptionMode_t(IntEnum):
 
     #: Connections are authenticated, and not encrypted.
     NCCL_ENCRYPTION_MODE_NONE = 0
-    #: Connections are encrypted with a key that all ranks have.
+    #: Connections are encrypted with a key that all ranks have; only ranks of one host.
     NCCL_ENCRYPTION_MODE_PSK = 1
 
 
@@ -488,7 +488,7 @@ class ncclEncryptionConfig_v23200(Structure):
         ("version", c_uint),
         # An ncclEncryptionMode_t.
         ("mode", c_int),
-        # The key, a text, or null.
+        # The key, a text of 16 bytes or more that nobody can guess; null without encryption.
         ("psk", c_char_p),
     ]
 
@@ -807,10 +807,12 @@ PROTOTYPES = {
     "ncclScatterConfig": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p, POINTER(ncclCollConfig_t),)),
     # ncclSetEncryption(config)
     #
-    # Chooses the encryption of the connections that this process makes from now on. With
-    # NCCL_ENCRYPTION_MODE_PSK: fails with ncclInvalidUsage, as encryption is not built in.
+    # Chooses the encryption of the connections by which communicators are made from now on. All ranks
+    # choose alike, or making a communicator fails with ncclInvalidUsage on all of them. With
+    # NCCL_ENCRYPTION_MODE_PSK, so does making a communicator of ranks on several hosts: connections
+    # for data are not encrypted.
     #
-    # `config`: in. Blocks: never.
+    # `config`: in, read before the call returns. Blocks: never.
     "ncclSetEncryption": (c_int, (POINTER(ncclEncryptionConfig_t),)),
     # ncclGroupStart()
     #

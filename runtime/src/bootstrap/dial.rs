@@ -1,6 +1,7 @@
 //! A connection that this side makes, tried again until the other side has authenticated.
 
 use super::auth::{Client, Ends};
+use super::encryption;
 use super::id::SECRET_BYTES;
 use super::wire::{Connection, wait_for};
 use crate::error::{Error, Result};
@@ -44,14 +45,14 @@ impl Dial {
 
     /// Moves the connection on; returns it once both sides have authenticated. After an error that
     /// may be gone a moment later, the connection is tried again. Fails if the other side has
-    /// another secret, or if this process has no more descriptors.
+    /// another secret or another encryption, or if this process has no more descriptors.
     pub fn progress(&mut self, now: Instant) -> Result<Option<Connection>> {
         self.start(now)?;
         let Some(connection) = &mut self.connection else { return Ok(None) };
         match connection.progress_handshake() {
             Ok(()) if connection.is_open() => Ok(self.connection.take()),
             Ok(()) => Ok(None),
-            Err(error @ Error::Secret { .. }) => Err(error),
+            Err(error @ (Error::Secret { .. } | Error::Encryption { .. })) => Err(error),
             Err(error) => {
                 let refused = connection.is_refused();
                 self.put_off(error.to_string(), refused, now);
@@ -77,7 +78,8 @@ impl Dial {
             }
         }
         watch_for_cuts(&socket);
-        let (client, hello) = Client::new(self.secret, self.ends)?;
+        let key = encryption::key_of(self.ends.role);
+        let (client, hello) = Client::new(self.secret, self.ends, key)?;
         self.connection = Some(Connection::client(socket, self.at.clone(), client, hello)?);
         Ok(())
     }

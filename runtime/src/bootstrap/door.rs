@@ -6,6 +6,7 @@
 
 use super::auth::{Ends, Server};
 use super::dial::{NO_SOCKET, watch_for_cuts};
+use super::encryption;
 use super::id::SECRET_BYTES;
 use super::wire::{Connection, MAX_UNAUTHENTICATED, UNAUTHENTICATED};
 use crate::error::{Error, Result};
@@ -78,7 +79,8 @@ impl Door {
         }
         let Admission { secret, ends, nranks } = self.admission;
         watch_for_cuts(&socket);
-        match Connection::accept(socket, Server::new(secret, ends, nranks)?) {
+        let server = Server::new(secret, ends, nranks, encryption::key_of(ends.role))?;
+        match Connection::accept(socket, server) {
             Ok(connection) => self.strangers.push_back(connection),
             // The connection ended while it was accepted.
             Err(error) => note(&error),

@@ -5,6 +5,7 @@ pub mod deadline;
 pub mod descriptors;
 pub mod dial;
 pub mod door;
+pub mod encryption;
 mod handover;
 pub mod id;
 pub mod interface;

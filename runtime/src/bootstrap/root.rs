@@ -141,6 +141,19 @@ impl Machine {
         self.fail(NOBODY, false, &format!("the rendezvous cannot go on: {why}"))
     }
 
+    /// Fails because a rank came whose encryption differs; it was told so.
+    pub fn differs(&mut self, rank: u32, address: &str, why: &str) -> Vec<Action> {
+        if self.has_failed() {
+            return Vec::new();
+        }
+        self.members.insert(rank, address.to_owned());
+        let why = format!(
+            "(at {address}) {why}; call ncclSetEncryption alike on all ranks before they make \
+             communicators"
+        );
+        self.blame(rank, &why)
+    }
+
     /// Notes that a rank will never come, because it has died or for another reason.
     pub fn absent(&mut self, rank: u32, why: String, died: bool) -> Vec<Action> {
         if self.members.contains_key(&rank) || self.has_failed() {

@@ -70,6 +70,8 @@ struct Guests {
     epoll: OwnedFd,
     all: HashMap<u64, Guest>,
     next: u64,
+    /// The ranks whose encryption differs, their addresses, and what it differs in.
+    differing: Vec<(u32, String, &'static str)>,
 }
 
 fn watching(e: rustix::io::Errno) -> Error {
@@ -86,7 +88,7 @@ impl Guests {
         let admission = Admission { secret: id.secret, ends, nranks: MAX_RANKS };
         let door = Door::new(listener.into(), admission)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watching)?;
-        Ok(Self { door, epoll, all: HashMap::new(), next: 0 })
+        Ok(Self { door, epoll, all: HashMap::new(), next: 0, differing: Vec::new() })
     }
 
     /// Waits for a new connection or an event on an existing one. Returns the numbers of the
@@ -99,6 +101,11 @@ impl Guests {
         drop(fds);
         let mut ready = Vec::new();
         for connection in self.door.progress(Instant::now())? {
+            if let Some(why) = connection.differs() {
+                let address = connection.peer_address().to_owned();
+                self.differing.push((connection.peer_rank(), address, why));
+                continue;
+            }
             let connection = connection.with_frames(MAX_BLOB + JOIN_HEADER);
             let (watched, data) = (EventFlags::IN, EventData::new_u64(self.next));
             epoll::add(&self.epoll, connection.socket(), data, watched).map_err(watching)?;
@@ -214,6 +221,9 @@ pub(super) fn serve(
             }
         };
         let now = Instant::now();
+        for (rank, address, why) in guests.differing.drain(..) {
+            actions.extend(machine.differs(rank, &address, why));
+        }
         for Absent { rank, why, died } in state.take_absent() {
             actions.extend(machine.absent(rank, why, died));
         }

@@ -474,6 +474,11 @@ impl Session {
         let _ = self.connection.progress_handshake();
     }
 
+    /// Returns whether the connection is encrypted; then those of all ranks are.
+    pub fn is_encrypted(&self) -> bool {
+        self.connection.is_encrypted()
+    }
+
     /// Returns the number of ranks that meet.
     pub fn nranks(&self) -> u32 {
         self.nranks
@@ -508,7 +513,7 @@ mod tests {
             let hold = scope.spawn(|| {
                 let (stream, _) = listener.accept().unwrap();
                 let ends = Ends { role: Role::Rendezvous, from: 0, to: u32::MAX, comm: id.comm };
-                let server = super::super::auth::Server::new(id.secret, ends, 1).unwrap();
+                let server = super::super::auth::Server::new(id.secret, ends, 1, None).unwrap();
                 let mut connection = Connection::accept(stream.into(), server).unwrap();
                 connection.wait_open(&deadline).unwrap();
                 rendezvous::start(listener.try_clone().unwrap(), id.clone(), Vec::new()).unwrap();

@@ -4,6 +4,7 @@
 use super::auth::{Client, Progress, Server};
 use super::deadline::Deadline;
 use super::dial::{tolerate_full_buffer, watch_for_cuts};
+use super::encryption::Cipher;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::Socket;
@@ -59,6 +60,12 @@ pub struct Connection {
     /// The bytes of the first entry of `outgoing` that have been sent.
     sent: usize,
     incoming: Vec<u8>,
+    /// The cipher of what follows the handshake; `None` if nothing is encrypted.
+    cipher: Option<Cipher>,
+    /// The bytes of an encrypted record that is not complete.
+    sealed: Vec<u8>,
+    /// What the other side's encryption differs in; such a connection carries nothing.
+    differs: Option<&'static str>,
     max_body: usize,
     /// The kind of the error with which reading or writing failed, if it did.
     broken: Option<ErrorKind>,
@@ -96,6 +103,9 @@ impl Connection {
             outgoing: VecDeque::new(),
             sent: 0,
             incoming: Vec::new(),
+            cipher: None,
+            sealed: Vec::new(),
+            differs: None,
             max_body: 0,
             broken: None,
             tolerates: false,
@@ -120,6 +130,16 @@ impl Connection {
     /// Returns the other side's rank, which is valid once the connection is open.
     pub fn peer_rank(&self) -> u32 {
         self.peer_rank
+    }
+
+    /// Returns whether what follows the handshake is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.cipher.is_some()
+    }
+
+    /// Returns what the encryption of a client differs in, which was told so and leaves.
+    pub fn differs(&self) -> Option<&'static str> {
+        self.differs
     }
 
     /// Returns the other side's address.
@@ -167,6 +187,15 @@ impl Connection {
 
     /// Queues the bytes that [`Frame::encode`] returned.
     pub fn queue(&mut self, bytes: Arc<[u8]>) {
+        match self.cipher.as_mut().map(|cipher| cipher.seal(&bytes)) {
+            None => self.queue_as_is(bytes),
+            Some(Ok(sealed)) => self.queue_as_is(sealed.into()),
+            // The other side sees that the connection ends.
+            Some(Err(_)) => self.broken = Some(ErrorKind::Other),
+        }
+    }
+
+    fn queue_as_is(&mut self, bytes: Arc<[u8]>) {
         let limited = || self.socket.tcp_user_timeout().is_ok_and(|limit| limit.is_some());
         if bytes.len() > SMALL && limited() {
             tolerate_full_buffer(&self.socket);
@@ -192,9 +221,17 @@ impl Connection {
                 return Ok(Some(frame));
             }
             let mut buffer = [0; 16 << 10];
-            match self.read(&mut buffer)? {
-                0 => return Ok(None),
-                n => self.incoming.extend(&buffer[..n]),
+            let n = self.read(&mut buffer)?;
+            if n == 0 {
+                return Ok(None);
+            }
+            match &mut self.cipher {
+                None => self.incoming.extend(&buffer[..n]),
+                Some(cipher) => {
+                    self.sealed.extend(&buffer[..n]);
+                    let opened = cipher.open(&mut self.sealed, &mut self.incoming);
+                    opened.inspect_err(|_| self.broken = Some(ErrorKind::InvalidData))?;
+                }
             }
         }
     }
@@ -225,23 +262,35 @@ impl Connection {
         let progress = match &mut self.state {
             State::Client(client) => {
                 let refused = |_| Error::Secret { at: self.peer.clone() };
-                client.input(&buffer[..n]).map_err(refused)?
+                match client.input(&buffer[..n]).map_err(refused)? {
+                    Progress::Differs(_, why) => {
+                        return Err(Error::Encryption { at: self.peer.clone(), why });
+                    }
+                    progress => progress,
+                }
             }
             State::Server(server) => server.input(&buffer[..n])?,
             State::Open => Progress::More,
         };
         match progress {
             Progress::More => {}
-            Progress::Send(bytes) => self.queue(bytes.into()),
-            Progress::Done(bytes) => {
-                self.queue(bytes.into());
-                if let State::Server(server) = &self.state {
-                    self.peer_rank = server.client();
-                }
-                self.state = State::Open;
+            Progress::Send(bytes) => self.queue_as_is(bytes.into()),
+            Progress::Done(bytes, cipher) => self.open(bytes, cipher),
+            Progress::Differs(bytes, why) => {
+                self.differs = Some(why);
+                self.open(bytes, None);
             }
         }
         Ok(())
+    }
+
+    /// Ends the handshake with its last bytes.
+    fn open(&mut self, bytes: Vec<u8>, cipher: Option<Cipher>) {
+        self.queue_as_is(bytes.into());
+        if let State::Server(server) = &self.state {
+            self.peer_rank = server.client();
+        }
+        (self.state, self.cipher) = (State::Open, cipher);
     }
 
     fn take_frame(&mut self) -> Result<Option<Frame>> {
@@ -353,6 +402,7 @@ mod tests {
     use crate::bootstrap::Cancel;
     use crate::bootstrap::auth::{Ends, Role};
     use crate::bootstrap::dial::Dial;
+    use crate::bootstrap::encryption::Key;
     use std::net::TcpListener;
 
     const ENDS: Ends = Ends { role: Role::Data, from: 1, to: 0, comm: 3 };
@@ -363,7 +413,7 @@ mod tests {
         let mut dial = Dial::new(address.into(), address.to_string(), [1; 32], ENDS);
         dial.start(Instant::now()).unwrap();
         let (socket, _) = listener.accept().unwrap();
-        let server = Server::new([1; 32], ENDS, 2).unwrap();
+        let server = Server::new([1; 32], ENDS, 2, None).unwrap();
         let mut server = Connection::accept(socket.into(), server).unwrap().with_frames(max_body);
         loop {
             server.progress_handshake().unwrap();
@@ -390,6 +440,48 @@ mod tests {
         client.progress().unwrap();
         let text = server.wait_frame(&deadline, "a frame").unwrap_err().to_string();
         assert!(text.contains("a frame of 101 bytes"), "{text}");
+    }
+
+    fn encrypted_pair(max_body: usize) -> (Connection, Connection) {
+        let key = Some(Key::new(b"of both"));
+        let (near, far) = Socket::pair(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+        let (client, hello) = Client::new([1; 32], ENDS, key.clone()).unwrap();
+        let client = Connection::client(near, "a server".to_owned(), client, hello).unwrap();
+        let server = Server::new([1; 32], ENDS, 2, key).unwrap();
+        let server = Connection::accept(far, server).unwrap();
+        let [mut client, mut server] = [client, server].map(|side| side.with_frames(max_body));
+        while !client.is_open() || !server.is_open() {
+            client.progress_handshake().unwrap();
+            server.progress_handshake().unwrap();
+        }
+        (client, server)
+    }
+
+    #[test]
+    fn frames_are_whole_and_unreadable_where_both_sides_encrypt() {
+        let (mut client, mut server) = encrypted_pair(1 << 20);
+        assert!(client.is_encrypted() && server.is_encrypted());
+        let deadline = Deadline::new(Duration::from_secs(10), &Cancel::default());
+        for body in [vec![], vec![5; 100], vec![5; 1 << 18]] {
+            let frame = Frame { kind: 7, body };
+            client.send(&frame);
+            client.progress().unwrap();
+            let mut come = [std::mem::MaybeUninit::uninit(); 4096];
+            wait_for(&mut [server.poll_fd()], Duration::from_secs(10));
+            let n = server.socket().peek(&mut come).unwrap();
+            // SAFETY: so many bytes were written.
+            let come: Vec<u8> = come[..n].iter().map(|b| unsafe { b.assume_init() }).collect();
+            assert!(!come.windows(16).any(|part| part == [5; 16]), "it can be read");
+            let mut got = None;
+            while got.is_none() {
+                client.progress().unwrap();
+                got = server.progress().unwrap();
+            }
+            assert_eq!(got.unwrap(), frame);
+        }
+        server.send(&Frame { kind: 8, body: vec![1] });
+        server.progress().unwrap();
+        assert_eq!(client.wait_frame(&deadline, "an answer").unwrap().kind, 8);
     }
 
     #[test]

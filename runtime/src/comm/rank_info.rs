@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 
 /// The version of the wire format of the blob and of everything that ranks share, on which all
 /// ranks must agree.
-const FORMAT: u32 = 10;
+const FORMAT: u32 = 11;
 
 /// Size of a blob in bytes.
 const BYTES: usize = TUNER_AT + 16;
@@ -271,9 +271,9 @@ mod tests {
         bytes[FLAGS_AT] |= CONNECTS.iter().sum::<u64>() as u8;
         let text = RankInfo::decode(2, &bytes).unwrap_err().to_string();
         assert!(text.contains("rank 2 sent unknown flags"), "{text}");
-        bytes[0] = 11;
+        bytes[0] = FORMAT as u8 + 1;
         let text = RankInfo::decode(3, &bytes).unwrap_err().to_string();
-        assert!(text.contains("rank 3 speaks format Some(11)"), "{text}");
+        assert!(text.contains(&format!("rank 3 speaks format Some({})", FORMAT + 1)), "{text}");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
+use oxccl_runtime::bootstrap::encryption::{self, Key};
 use oxccl_runtime::bootstrap::{self, launch};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
 use oxccl_runtime::config::Config;
@@ -382,8 +383,13 @@ fn leave_a_child() -> Result<()> {
     comm.destroy()
 }
 
+/// The variable with the key of encrypted connections.
+const KEY: &str = "OXCCL_TEST_KEY";
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let key = std::env::var(KEY).ok().map(|text| Key::new(text.as_bytes()));
+    encryption::set_key(key);
     let outcome = match arguments.first().map(String::as_str) {
         Some("sequence") => sequence(&arguments),
         Some("deterministic") => compare_bits(&arguments),

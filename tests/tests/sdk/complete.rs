@@ -38,7 +38,7 @@ const ALL: Exceptions = &[
     ("ncclReduceScatterConfig", "as ncclAllReduceConfig"),
     ("ncclResetDebugInit", "oxcclSetLog changes what is logged"),
     ("ncclScatterConfig", "as ncclAllReduceConfig"),
-    ("ncclSetEncryption", "encryption is not built in"),
+    ("ncclSetEncryption", "a key is set by who starts a program in C"),
     ("ncclWinGetUserPtr", "who opened the window has its memory"),
 ];
 

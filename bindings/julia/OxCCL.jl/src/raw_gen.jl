@@ -173,7 +173,7 @@ end
 @enum ncclEncryptionMode_t::Cint begin
     # Connections are authenticated, and not encrypted.
     NCCL_ENCRYPTION_MODE_NONE = 0
-    # Connections are encrypted with a key that all ranks have.
+    # Connections are encrypted with a key that all ranks have; only ranks of one host.
     NCCL_ENCRYPTION_MODE_PSK = 1
 end
 
@@ -416,7 +416,7 @@ struct ncclEncryptionConfig_v23200
     version::Cuint
     # An ncclEncryptionMode_t.
     mode::Cint
-    # The key, a text, or null.
+    # The key, a text of 16 bytes or more that nobody can guess; null without encryption.
     psk::Cstring
 end
 
@@ -836,10 +836,12 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclScatterConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config) =
     ccall(@inbounds(ADDRESSES[34]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, root, comm, stream, config)
 
-# Chooses the encryption of the connections that this process makes from now on. With
-# NCCL_ENCRYPTION_MODE_PSK: fails with ncclInvalidUsage, as encryption is not built in.
+# Chooses the encryption of the connections by which communicators are made from now on. All ranks
+# choose alike, or making a communicator fails with ncclInvalidUsage on all of them. With
+# NCCL_ENCRYPTION_MODE_PSK, so does making a communicator of ranks on several hosts: connections
+# for data are not encrypted.
 #
-# `config`: in. Blocks: never.
+# `config`: in, read before the call returns. Blocks: never.
 @inline ncclSetEncryption(config) =
     ccall(@inbounds(ADDRESSES[35]), Cint, (Ptr{ncclEncryptionConfig_t},), config)
 

@@ -53,7 +53,7 @@ pub(super) struct Links {
 }
 
 /// Makes all connections. Blocks for the ranks of other hosts, until the rendezvous says that one
-/// of them has failed.
+/// of them has failed. Fails if connections are to be encrypted: those for data are not.
 pub(super) fn connect(
     identity: Identity,
     members: &Members,
@@ -61,6 +61,10 @@ pub(super) fn connect(
     rendezvous: &mut Rendezvous,
     (options, device): (&Options, Device),
 ) -> Result<Links> {
+    if rendezvous.session.is_encrypted() {
+        let what = "ncclSetEncryption: connections for data between hosts cannot be encrypted yet";
+        return Err(Error::usage(what, "keep all ranks on one host, or encrypt below the library"));
+    }
     let slot_bytes = device.edge_slot_bytes(identity.nranks);
     let need = Need {
         comm: identity.comm,
