@@ -10,6 +10,7 @@ mod engines;
 mod failures;
 mod graphs;
 mod messages;
+mod options;
 mod order;
 mod rank;
 mod registered;
@@ -75,6 +76,8 @@ const TESTS: &[Test] = &[
         body: order::many_rounds,
     },
     Test { name: "four thread blocks", layouts: THREADS, body: order::large },
+    Test { name: "options of each call", layouts: APART, body: options::random },
+    Test { name: "options of each call in packets", layouts: APART, body: options::random },
     Test { name: "no packet is torn", layouts: APART, body: order::chained },
     Test { name: "the first operation captured", layouts: THREADS, body: graphs::first_captured },
     Test { name: "others work during a capture", layouts: SINGLE, body: graphs::others_work },
@@ -114,6 +117,7 @@ const TESTS: &[Test] = &[
     Test { name: "suspended, with inboxes", layouts: APART, body: children::suspended },
     Test { name: "a short run of everything", layouts: THREADS, body: short::everything },
     Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
+    Test { name: "options that differ", layouts: APART, body: options::differing },
     Test { name: "roots that differ", layouts: APART, body: failures::roots },
     Test { name: "roots that differ and wait for nobody", layouts: APART, body: failures::crossed },
     Test { name: "who only sends hears of others", layouts: APART, body: failures::sends_only },
@@ -130,7 +134,7 @@ const TESTS: &[Test] = &[
 ];
 
 /// The tests that are run a second time between two hosts, each with half of the ranks.
-const BETWEEN_HOSTS: [&str; 25] = [
+const BETWEEN_HOSTS: [&str; 27] = [
     "every collective, type and operation",
     "large and odd sizes",
     "send and receive",
@@ -150,7 +154,9 @@ const BETWEEN_HOSTS: [&str; 25] = [
     "two graphs on two streams",
     "aborted while graphs run",
     "split and shrunk",
+    "options of each call",
     "differing calls are told",
+    "options that differ",
     "roots that differ",
     "messages that differ",
     "a rank that has left is awaited",
@@ -162,7 +168,7 @@ const BETWEEN_HOSTS: [&str; 25] = [
 const KILLED: [&str; 2] = ["a killed process is told", "copy engines and a killed process"];
 
 /// Variables that tests are run with, by how their names begin.
-const SETTINGS: [(&str, &str, &str); 20] = [
+const SETTINGS: [(&str, &str, &str); 21] = [
     // Through the stage also where buffers are mapped.
     ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
     ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
@@ -177,6 +183,7 @@ const SETTINGS: [(&str, &str, &str); 20] = [
     ("memory used again", "NCCL_PROTO", "Simple"),
     ("each rank registers", "NCCL_PROTO", "Simple"),
     ("in packets", "NCCL_PROTO", "LL"),
+    ("options of each call in packets", "NCCL_PROTO", "LL"),
     ("small calls through host memory", "NCCL_P2P_DISABLE", "1"),
     ("large calls through host memory", "NCCL_P2P_LEVEL", "LOC"),
     ("counters beyond 32 bits", "OXCCL_COUNTER_START", "4294966296"),
