@@ -274,6 +274,21 @@ struct config : ncclConfig_t {
   config() : ncclConfig_t(NCCL_CONFIG_INITIALIZER) {}
 };
 
+// The options of one collective: set the fields that matter, and pass the address as the last
+// argument, alike on all ranks. `ext` is a list of ncclConfigExt_t with the options of oxccl.h.
+struct call_options : ncclCollConfig_t {
+  call_options() : ncclCollConfig_t(NCCL_COLLCONFIG_INITIALIZER) {}
+};
+
+// Encrypts the connections by which communicators are made from now on with a key of 16 bytes or
+// more that all ranks have; null for none. Only ranks of one host can have encrypted connections.
+inline result<void> set_encryption(const char *key) {
+  ncclEncryptionConfig_t with = NCCL_ENCRYPTION_CONFIG_INITIALIZER;
+  with.mode = key ? NCCL_ENCRYPTION_MODE_PSK : NCCL_ENCRYPTION_MODE_NONE;
+  with.psk = key;
+  return detail::check(ncclSetEncryption(&with));
+}
+
 // Names a communicator that is to be made; copy it to all ranks, and keep it secret.
 inline result<ncclUniqueId> unique_id() {
   ncclUniqueId id;
@@ -489,70 +504,88 @@ class communicator {
   }
 
   // Collectives: all ranks call them in the same order. None blocks. In place where both buffers
-  // are the same, or as NCCL has it.
+  // are the same, or as NCCL has it. The last argument has options of the call.
 
   // The reduction of all ranks' inputs, in every rank's output.
   template <class In, class Out>
-  result<void> all_reduce(const In &in, Out &&out, ncclRedOp_t op, const stream &on) const {
+  result<void> all_reduce(const In &in, Out &&out, ncclRedOp_t op, const stream &on,
+                          const call_options *with = nullptr) const {
     if (std::size(out) != std::size(in)) {
       OXCCL_FAIL(error::length("all_reduce", "out", std::size(out), std::size(in)));
     }
-    return detail::check(ncclAllReduce(std::data(in), std::data(out), std::size(in), type(in, out), op,
-                                       get(), on.get()));
+    return detail::check(either(with, ncclAllReduce, ncclAllReduceConfig,
+                                std::data(in), std::data(out), std::size(in),
+                                type(in, out), op, get(), on.get()));
   }
   // The root's elements, in every rank's.
   template <class C>
-  result<void> broadcast(C &&data, int root, const stream &on) const {
-    return detail::check(ncclBcast(std::data(data), std::size(data), type(data, data), root, get(),
-                                   on.get()));
+  result<void> broadcast(C &&data, int root, const stream &on,
+                         const call_options *with = nullptr) const {
+    auto at = std::data(data);
+    auto count = std::size(data);
+    auto kind = type(data, data);
+    if (!with) return detail::check(ncclBcast(at, count, kind, root, get(), on.get()));
+    return detail::check(ncclBroadcastConfig(at, at, count, kind, root, get(), on.get(), with));
   }
   // The reduction of all ranks' inputs, in the root's output; ignored elsewhere.
   template <class In, class Out>
-  result<void> reduce(const In &in, Out &&out, ncclRedOp_t op, int root, const stream &on) const {
+  result<void> reduce(const In &in, Out &&out, ncclRedOp_t op, int root, const stream &on,
+                      const call_options *with = nullptr) const {
     if (is(root) && std::size(out) != std::size(in)) {
       OXCCL_FAIL(error::length("reduce", "out", std::size(out), std::size(in)));
     }
-    return detail::check(ncclReduce(std::data(in), std::data(out), std::size(in), type(in, out), op,
-                                    root, get(), on.get()));
+    return detail::check(either(with, ncclReduce, ncclReduceConfig,
+                                std::data(in), std::data(out), std::size(in),
+                                type(in, out), op, root, get(), on.get()));
   }
   // Every rank's input, one behind the other in every rank's output.
   template <class In, class Out>
-  result<void> all_gather(const In &in, Out &&out, const stream &on) const {
+  result<void> all_gather(const In &in, Out &&out, const stream &on,
+                          const call_options *with = nullptr) const {
     if (auto bad = unlike("all_gather", "out", std::size(out), std::size(in))) OXCCL_FAIL(*bad);
-    return detail::check(ncclAllGather(std::data(in), std::data(out), std::size(in), type(in, out),
-                                       get(), on.get()));
+    return detail::check(either(with, ncclAllGather, ncclAllGatherConfig,
+                                std::data(in), std::data(out), std::size(in),
+                                type(in, out), get(), on.get()));
   }
   // Block r of the reduction of all ranks' inputs, in the output of rank r.
   template <class In, class Out>
-  result<void> reduce_scatter(const In &in, Out &&out, ncclRedOp_t op, const stream &on) const {
+  result<void> reduce_scatter(const In &in, Out &&out, ncclRedOp_t op, const stream &on,
+                              const call_options *with = nullptr) const {
     if (auto bad = unlike("reduce_scatter", "in", std::size(in), std::size(out))) OXCCL_FAIL(*bad);
-    return detail::check(ncclReduceScatter(std::data(in), std::data(out), std::size(out),
-                                           type(in, out), op, get(), on.get()));
+    return detail::check(either(with, ncclReduceScatter, ncclReduceScatterConfig,
+                                std::data(in), std::data(out), std::size(out),
+                                type(in, out), op, get(), on.get()));
   }
   // Block r of this rank's input becomes block of this rank in the output of rank r.
   template <class In, class Out>
-  result<void> all_to_all(const In &in, Out &&out, const stream &on) const {
+  result<void> all_to_all(const In &in, Out &&out, const stream &on,
+                          const call_options *with = nullptr) const {
     std::size_t count = std::size(in) / std::max<std::size_t>(ranks(), 1);
     if (auto bad = unlike("all_to_all", "in", std::size(in), count)) OXCCL_FAIL(*bad);
     if (std::size(out) != std::size(in)) {
       OXCCL_FAIL(error::length("all_to_all", "out", std::size(out), std::size(in)));
     }
-    return detail::check(ncclAlltoAll(std::data(in), std::data(out), count, type(in, out), get(),
-                                      on.get()));
+    return detail::check(either(with, ncclAlltoAll, ncclAlltoAllConfig,
+                                std::data(in), std::data(out), count,
+                                type(in, out), get(), on.get()));
   }
   // Every rank's input, one behind the other in the root's output; ignored elsewhere.
   template <class In, class Out>
-  result<void> gather(const In &in, Out &&out, int root, const stream &on) const {
+  result<void> gather(const In &in, Out &&out, int root, const stream &on,
+                      const call_options *with = nullptr) const {
     if (auto bad = is(root) ? unlike("gather", "out", std::size(out), std::size(in)) : std::nullopt) OXCCL_FAIL(*bad);
-    return detail::check(ncclGather(std::data(in), std::data(out), std::size(in), type(in, out), root,
-                                    get(), on.get()));
+    return detail::check(either(with, ncclGather, ncclGatherConfig,
+                                std::data(in), std::data(out), std::size(in),
+                                type(in, out), root, get(), on.get()));
   }
   // Block r of the root's input, ignored elsewhere, in the output of rank r.
   template <class In, class Out>
-  result<void> scatter(const In &in, Out &&out, int root, const stream &on) const {
+  result<void> scatter(const In &in, Out &&out, int root, const stream &on,
+                       const call_options *with = nullptr) const {
     if (auto bad = is(root) ? unlike("scatter", "in", std::size(in), std::size(out)) : std::nullopt) OXCCL_FAIL(*bad);
-    return detail::check(ncclScatter(std::data(in), std::data(out), std::size(out), type(in, out),
-                                     root, get(), on.get()));
+    return detail::check(either(with, ncclScatter, ncclScatterConfig,
+                                std::data(in), std::data(out), std::size(out),
+                                type(in, out), root, get(), on.get()));
   }
   // Sends elements to a rank, or receives them from one; within a group in any order.
   template <class In>
@@ -644,6 +677,13 @@ class communicator {
 
  private:
   explicit communicator(ncclComm_t raw) : comm_(raw) {}
+
+  // Calls a collective, with options where there are any.
+  template <class Plain, class Configured, class... Arguments>
+  static ncclResult_t either(const call_options *with, Plain plain, Configured configured,
+                             Arguments... arguments) {
+    return with ? configured(arguments..., with) : plain(arguments...);
+  }
 
   template <class In>
   static constexpr ncclDataType_t only_type(const In &in) {

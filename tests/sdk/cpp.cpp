@@ -68,7 +68,8 @@ void expect_error(ncclResult_t code, const char *text, F call) {
 // Every collective with elements of one type. A rank's own element is the rank + 1, so that the
 // place that data came from shows.
 template <class T>
-void collectives(const oxccl::communicator &comm, const oxccl::stream &s) {
+void collectives(const oxccl::communicator &comm, const oxccl::stream &s,
+                 const oxccl::call_options *with = nullptr) {
   const int rank = comm.rank();
   const std::size_t n = 37;
   const T zero = number<T>(0);
@@ -84,43 +85,43 @@ void collectives(const oxccl::communicator &comm, const oxccl::stream &s) {
   using reduction = std::pair<ncclRedOp_t, int>;
   for (auto [op, expected] : {reduction(ncclSum, 8), reduction(ncclProd, 12), reduction(ncclMax, 3),
                               reduction(ncclMin, 1), reduction(ncclAvg, 2)}) {
-    comm.all_reduce(weight, out, op, s);
+    comm.all_reduce(weight, out, op, s, with);
     s.synchronize();
     EXPECT(all(out, number<T>(expected)));
   }
 
   auto shared = oxccl::buffer<T>::allocate(n);
   std::fill(shared.begin(), shared.end(), of(rank));
-  comm.broadcast(shared, 2, s);
+  comm.broadcast(shared, 2, s, with);
   s.synchronize();
   EXPECT(all(shared, of(2)));
 
   std::fill(out.begin(), out.end(), zero);
-  comm.reduce(weight, out, ncclProd, 3, s);
+  comm.reduce(weight, out, ncclProd, 3, s, with);
   s.synchronize();
   EXPECT(all(out, rank == 3 ? number<T>(12) : zero));
 
-  comm.all_gather(own, wide, s);
+  comm.all_gather(own, wide, s, with);
   s.synchronize();
   EXPECT(blocks(wide));
 
-  comm.reduce_scatter(all_blocks, out, ncclSum, s);
+  comm.reduce_scatter(all_blocks, out, ncclSum, s, with);
   s.synchronize();
   EXPECT(all(out, number<T>(kRanks * (rank + 1))));
 
   std::vector<T> to_all(n * kRanks, of(rank));
   std::fill(wide.begin(), wide.end(), zero);
-  comm.all_to_all(to_all, wide, s);
+  comm.all_to_all(to_all, wide, s, with);
   s.synchronize();
   EXPECT(blocks(wide));
 
   std::fill(wide.begin(), wide.end(), zero);
-  comm.gather(own, wide, 1, s);
+  comm.gather(own, wide, 1, s, with);
   s.synchronize();
   EXPECT(rank == 1 ? blocks(wide) : all(wide, zero));
 
-  if (rank == 1) comm.scatter(wide, out, 1, s);
-  else comm.scatter(std::vector<T>(), out, 1, s);
+  if (rank == 1) comm.scatter(wide, out, 1, s, with);
+  else comm.scatter(std::vector<T>(), out, 1, s, with);
   s.synchronize();
   EXPECT(all(out, of(rank)));
 
@@ -193,6 +194,13 @@ void wrong_counts(const oxccl::communicator &comm, const oxccl::stream &s) {
 template <class T>
 void of(const oxccl::communicator &comm, const oxccl::stream &s) {
   collectives<T>(comm, s);
+  oxccl::call_options options;
+  options.algSelection = "^ring";
+  options.maxCTAs = 2;
+  options.userProfilerTag = 5;
+  ncclConfigExt_t exact = {nullptr, {OXCCL_VENDOR_ID, oxcclOptionDeterministic}, {1}};
+  options.ext = &exact;
+  collectives<T>(comm, s, &options);
   counts_per_rank<T>(comm, s);
 }
 

@@ -27,8 +27,9 @@ from ._gen import ncclRedOp_t, ncclResult_t
 from ._library import Error, _c, _check, _int, _last_error, _nanoseconds
 
 __all__ = [
-    "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "OPTIONS", "Registration", "Stream", "UniqueId",
-    "Window", "__version__", "capture", "device_count", "empty", "estimate", "on_device", "set_log_level", "set_tag", "version",
+    "CALL_OPTIONS", "CallOptions", "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "OPTIONS",
+    "Registration", "Stream", "UniqueId", "Window", "__version__", "capture", "device_count", "empty", "estimate",
+    "on_device", "set_encryption", "set_log_level", "set_tag", "version",
     "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
 ]
 
@@ -74,6 +75,16 @@ def version() -> tuple[int, int]:
 def set_log_level(level: int) -> None:
     """Sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything."""
     _check(_c.oxcclSetLog(_int("level", level), _gen.oxcclLogFn_t(), None))
+
+
+def set_encryption(key: str | bytes | None) -> None:
+    """Encrypts the connections by which communicators are made from now on with a key of 16 bytes or more
+    that all ranks have; None for none. Only ranks of one host can have encrypted connections."""
+    modes, size = _gen.ncclEncryptionMode_t, ctypes.sizeof(_gen.ncclEncryptionConfig_t)
+    config = _gen.ncclEncryptionConfig_t(size, _gen.NCCL_API_MAGIC, _gen.NCCL_VERSION_CODE)
+    config.mode = modes.NCCL_ENCRYPTION_MODE_NONE if key is None else modes.NCCL_ENCRYPTION_MODE_PSK
+    config.psk = None if key is None else _text("key", key)
+    _check(_c.ncclSetEncryption(ctypes.byref(config)))
 
 
 def set_tag(tag: int) -> None:
@@ -370,12 +381,67 @@ def _configure(options):
     for name, value in options.items():
         if name not in OPTIONS:
             raise TypeError(f"{name} is no option of a communicator; expected one of {', '.join(OPTIONS)}")
-        if isinstance(value, str):
-            value = value.encode()
-        if isinstance(value, bytes) and 0 in value:
-            raise ValueError(f"{name} is {value!r}; expected a text without zeros")
-        setattr(config, name, _int(name, value) if isinstance(value, int) else value)
+        setattr(config, name, _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value))
     return config
+
+
+def _number(name, value):
+    return _int(name, value) if isinstance(value, int) else value
+
+
+def _text(name, value):
+    value = value.encode() if isinstance(value, str) else value
+    if 0 in value:
+        raise ValueError(f"{name} is {value!r}; expected a text without zeros")
+    return value
+
+
+#: What one collective can be asked for: the fields of ncclCollConfig_t that do not point anywhere.
+CALL_OPTIONS = {field[0]: field[1] for field in _gen.ncclCollConfig_t._fields_[4:-1]}
+
+
+class CallOptions:
+    """Options of one collective, alike on all ranks: the fields in CALL_OPTIONS, such as
+    CallOptions(maxCTAs=4, algSelection="ring"), and options of this library: `deadline_ms`, how long the
+    call may wait for a peer, `deterministic` for the same bits always, `plan`, the algorithm by its name."""
+
+    def __init__(self, *, deadline_ms: int | None = None, deterministic: bool | None = None,
+                 plan: str | None = None, **fields: Any) -> None:
+        size, magic = ctypes.sizeof(_gen.ncclCollConfig_t), _gen.NCCL_API_MAGIC
+        self._config, self._kept = _gen.ncclCollConfig_t(size, magic, _gen.NCCL_VERSION_CODE), []
+        # As NCCL_COLLCONFIG_INITIALIZER has it.
+        unset = {"forceAlgSelection": 1, "userProfilerTag": 0, "algSelection": None}
+        for name in CALL_OPTIONS:
+            setattr(self._config, name, unset.get(name, -(2**31)))
+        for name, value in fields.items():
+            if name not in CALL_OPTIONS:
+                raise TypeError(f"{name} is no option of a call; expected one of {', '.join(CALL_OPTIONS)}")
+            if name == "userProfilerTag" and not 0 <= value < 2**63:
+                raise ValueError(f"{name} is {value}; expected a number of 63 bits, 0 or more")
+            if name != "userProfilerTag":
+                value = _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value)
+            setattr(self._config, name, value)
+        of, value = _gen.oxcclCallOption_t, _gen.ncclConfigExtValue_t
+        if plan is not None:
+            self._add(of.oxcclOptionPlan, value(s=_text("plan", plan)))
+        if deterministic is not None:
+            self._add(of.oxcclOptionDeterministic, value(i=int(deterministic)))
+        if deadline_ms is not None:
+            self._add(of.oxcclOptionDeadlineMs, value(i=_int("deadline_ms", deadline_ms)))
+
+    def _add(self, option, value):
+        key = _gen.ncclConfigExtKey_t(_gen.OXCCL_VENDOR_ID, option)
+        option = _gen.ncclConfigExt(self._config.ext, key, value)
+        # The list points to them, and to the texts.
+        self._kept += [option, value]
+        self._config.ext = ctypes.pointer(option)
+
+
+def _call(options, plain, configured, *arguments):
+    """Calls a collective, with options where there are any."""
+    if options is None:
+        return plain(*arguments)
+    return configured(*arguments, ctypes.byref(options._config))
 
 
 # The place of the handle of an ended communicator.
@@ -564,72 +630,91 @@ class Comm:
             on.synchronize()
         return arrays[-1] if arrays else None
 
-    def all_reduce(self, send: Array, recv: Array | None = None, op: Op = SUM, stream: Stream | None = None) -> Array:
+    def all_reduce(self, send: Array, recv: Array | None = None, op: Op = SUM, stream: Stream | None = None,
+                   options: CallOptions | None = None) -> Array:
         """The reduction of all ranks' `send`, in every rank's `recv` (in `send` where there is none)."""
         s = r = place("send", send, writable=recv is None)
         if recv is not None:
             r = place("recv", recv, s, True)
             r.length("recv", s.count)
-        return self._run(stream, lambda on: _c.ncclAllReduce(
+        return self._run(stream, lambda on: _call(
+            options, _c.ncclAllReduce, _c.ncclAllReduceConfig,
             s.address, r.address, s.count, s.kind, _operation(op), self._handle, on), send, r.array)
 
-    def broadcast(self, data: Array, root: int = 0, stream: Stream | None = None) -> Array:
+    def broadcast(self, data: Array, root: int = 0, stream: Stream | None = None,
+                  options: CallOptions | None = None) -> Array:
         """The root's elements, on every rank."""
         d = place("data", data, writable=True)
+        if options is not None:
+            return self._run(stream, lambda on: _c.ncclBroadcastConfig(
+                d.address, d.address, d.count, d.kind, _int("root", root), self._handle, on,
+                ctypes.byref(options._config)), data)
         return self._run(stream, lambda on: _c.ncclBcast(
             d.address, d.count, d.kind, _int("root", root), self._handle, on), data)
 
-    def reduce(self, send: Array, recv: Array, root: int = 0, op: Op = SUM, stream: Stream | None = None) -> Array:
+    def reduce(self, send: Array, recv: Array, root: int = 0, op: Op = SUM, stream: Stream | None = None,
+               options: CallOptions | None = None) -> Array:
         """The reduction of all ranks' `send` in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
         r = place("recv", recv, s, True)
         if self.rank == root:
             r.length("recv", s.count)
-        return self._run(stream, lambda on: _c.ncclReduce(
+        return self._run(stream, lambda on: _call(
+            options, _c.ncclReduce, _c.ncclReduceConfig,
             s.address, r.address, s.count, s.kind, _operation(op), _int("root", root), self._handle, on), send, recv)
 
-    def all_gather(self, send: Array, recv: Array, stream: Stream | None = None) -> Array:
+    def all_gather(self, send: Array, recv: Array, stream: Stream | None = None,
+                   options: CallOptions | None = None) -> Array:
         """Every rank's elements, one behind the other, on every rank."""
         s = place("send", send)
         r = place("recv", recv, s, True)
         r.length("recv", s.count * self.size)
-        return self._run(stream, lambda on: _c.ncclAllGather(
+        return self._run(stream, lambda on: _call(
+            options, _c.ncclAllGather, _c.ncclAllGatherConfig,
             s.address, r.address, s.count, s.kind, self._handle, on), send, recv)
 
-    def reduce_scatter(self, send: Array, recv: Array, op: Op = SUM, stream: Stream | None = None) -> Array:
+    def reduce_scatter(self, send: Array, recv: Array, op: Op = SUM, stream: Stream | None = None,
+                       options: CallOptions | None = None) -> Array:
         """Block r of the reduction of all ranks' `send`, in the `recv` of rank r."""
         s = place("send", send)
         r = place("recv", recv, s, True)
         s.length("send", r.count * self.size)
-        return self._run(stream, lambda on: _c.ncclReduceScatter(
+        return self._run(stream, lambda on: _call(
+            options, _c.ncclReduceScatter, _c.ncclReduceScatterConfig,
             s.address, r.address, r.count, s.kind, _operation(op), self._handle, on), send, recv)
 
-    def all_to_all(self, send: Array, recv: Array, stream: Stream | None = None) -> Array:
+    def all_to_all(self, send: Array, recv: Array, stream: Stream | None = None,
+                   options: CallOptions | None = None) -> Array:
         """Block r of `send` becomes the block of this rank in the `recv` of rank r."""
         s = place("send", send)
         r = place("recv", recv, s, True)
         count = s.count // self.size
         s.length("send", count * self.size)
         r.length("recv", s.count)
-        return self._run(stream, lambda on: _c.ncclAlltoAll(
+        return self._run(stream, lambda on: _call(
+            options, _c.ncclAlltoAll, _c.ncclAlltoAllConfig,
             s.address, r.address, count, s.kind, self._handle, on), send, recv)
 
-    def gather(self, send: Array, recv: Array, root: int = 0, stream: Stream | None = None) -> Array:
+    def gather(self, send: Array, recv: Array, root: int = 0, stream: Stream | None = None,
+               options: CallOptions | None = None) -> Array:
         """Every rank's elements, one behind the other, in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
         r = place("recv", recv, s, True)
         if self.rank == root:
             r.length("recv", s.count * self.size)
-        return self._run(stream, lambda on: _c.ncclGather(
+        return self._run(stream, lambda on: _call(
+            options, _c.ncclGather, _c.ncclGatherConfig,
             s.address, r.address, s.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
-    def scatter(self, send: Array, recv: Array, root: int = 0, stream: Stream | None = None) -> Array:
+    def scatter(self, send: Array, recv: Array, root: int = 0, stream: Stream | None = None,
+                options: CallOptions | None = None) -> Array:
         """Block r of the root's `send`, which is ignored elsewhere, in the `recv` of rank r."""
         s = place("send", send)
         r = place("recv", recv, s, True)
         if self.rank == root:
             s.length("send", r.count * self.size)
-        return self._run(stream, lambda on: _c.ncclScatter(
+        return self._run(stream, lambda on: _call(
+            options, _c.ncclScatter, _c.ncclScatterConfig,
             s.address, r.address, r.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
     def send(self, data: Array, to: int, stream: Stream | None = None) -> None:

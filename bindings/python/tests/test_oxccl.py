@@ -255,6 +255,46 @@ def options_and_devices(comm):
     oxccl.set_log_level(2)
 
 
+def options_of_calls(comm):
+    """The same results as without, and what is wrong is named."""
+    n, one = comm.size, np.arange(4 * comm.size, dtype=np.int32)
+    part, whole = one[:4].copy(), np.zeros(4 * n, np.int32)
+    for options in (
+        oxccl.CallOptions(maxCTAs=2, userProfilerTag=2**40, CTAPolicy=1),
+        oxccl.CallOptions(algSelection="^ring", forceAlgSelection=0),
+        oxccl.CallOptions(plan="one_shot", deterministic=True, deadline_ms=60_000),
+    ):
+        for call, *arrays in (
+            (comm.all_reduce, one, whole),
+            (comm.broadcast, one.copy()),
+            (comm.reduce, one, whole),
+            (comm.all_gather, part, whole),
+            (comm.reduce_scatter, one, part.copy()),
+            (comm.all_to_all, one, whole),
+            (comm.gather, part, whole),
+            (comm.scatter, one, part.copy()),
+        ):
+            expected = call(*arrays).copy()
+            same(call(*arrays, options=options), expected)
+    expect_error(TypeError, "size is no option of a call; expected one of minCTAs", lambda: oxccl.CallOptions(size=1))
+    expect_error(ValueError, "userProfilerTag is -1", lambda: oxccl.CallOptions(userProfilerTag=-1))
+    expect_error(ValueError, "without zeros", lambda: oxccl.CallOptions(plan="a\0b"))
+    for text, options in (
+        ("argument oxcclOptionPlan is \"no_such\"", oxccl.CallOptions(plan="no_such")),
+        ("argument maxCTAs is 65", oxccl.CallOptions(maxCTAs=65)),
+        ("no algorithm that the call selects serves", oxccl.CallOptions(algSelection="SYMK_ST")),
+    ):
+        expect_error(oxccl.Error, text, lambda: comm.all_reduce(one, options=options))
+
+
+def encrypted():
+    expect_error(oxccl.Error, "argument psk is a text of 5 bytes", lambda: oxccl.set_encryption("short"))
+    oxccl.set_encryption("a key of many letters")
+    with oxccl.Comm(1, oxccl.UniqueId(), 0) as comm:
+        same(comm.all_reduce(np.ones(3)), np.ones(3))
+    oxccl.set_encryption(None)
+
+
 def beyond_32_bits(comm, x):
     """None of these is taken for rank 0, or for the color 0."""
     wide, wider = 1 << 32, np.zeros(12)
@@ -388,6 +428,7 @@ def rank(comm):
     streams_graphs_groups(comm)
     made_from_others(comm)
     options_and_devices(comm)
+    options_of_calls(comm)
     errors(comm)
 
 
@@ -456,6 +497,7 @@ if __name__ == "__main__":
         rank(oxccl.Comm())
     else:
         on_threads()
+        encrypted()
         expect_error(oxccl.Error, "1 of 2 ranks did not come", lambda: oxccl.Comm(2, oxccl.UniqueId(), 0, init_timeout=0.001))
         nothing_leaks()
     print("Python is right")

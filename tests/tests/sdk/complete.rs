@@ -9,14 +9,9 @@ use xtask::model::{Kind, Model};
 type Exceptions = &'static [(&'static str, &'static str)];
 
 const ALL: Exceptions = &[
-    ("ncclAllGatherConfig", "as ncclAllReduceConfig"),
-    ("ncclAllReduceConfig", "options of one call are for who tunes a program in C"),
-    ("ncclAlltoAllConfig", "as ncclAllReduceConfig"),
     ("ncclBroadcast", "ncclBcast is the same in place"),
-    ("ncclBroadcastConfig", "as ncclAllReduceConfig"),
     ("ncclCommInitRank", "ncclCommInitRankConfig does the same"),
     ("ncclCommInitRankScalable", "of several ids only the first is used"),
-    ("ncclGatherConfig", "as ncclAllReduceConfig"),
     ("ncclGetLastError", "oxcclLastError has the code and the ranks too"),
     ("ncclMemAlloc", "oxcclMemAlloc is the same"),
     ("ncclMemFree", "oxcclMemFree is the same"),
@@ -34,15 +29,24 @@ const ALL: Exceptions = &[
     ("ncclParamGetU32", "as ncclParamBind"),
     ("ncclParamGetU64", "as ncclParamBind"),
     ("ncclParamGetU8", "as ncclParamBind"),
-    ("ncclReduceConfig", "as ncclAllReduceConfig"),
-    ("ncclReduceScatterConfig", "as ncclAllReduceConfig"),
     ("ncclResetDebugInit", "oxcclSetLog changes what is logged"),
-    ("ncclScatterConfig", "as ncclAllReduceConfig"),
-    ("ncclSetEncryption", "a key is set by who starts a program in C"),
     ("ncclWinGetUserPtr", "who opened the window has its memory"),
 ];
 
 const CPP: Exceptions = &[];
+
+/// What Go, Julia and Rust lack besides.
+const NOT_YET: Exceptions = &[
+    ("ncclAllGatherConfig", "as ncclAllReduceConfig"),
+    ("ncclAllReduceConfig", "options of one call are offered in C, C++ and Python first"),
+    ("ncclAlltoAllConfig", "as ncclAllReduceConfig"),
+    ("ncclBroadcastConfig", "as ncclAllReduceConfig"),
+    ("ncclGatherConfig", "as ncclAllReduceConfig"),
+    ("ncclReduceConfig", "as ncclAllReduceConfig"),
+    ("ncclReduceScatterConfig", "as ncclAllReduceConfig"),
+    ("ncclScatterConfig", "as ncclAllReduceConfig"),
+    ("ncclSetEncryption", "as ncclAllReduceConfig"),
+];
 
 const GO: Exceptions = &[
     ("ncclCommFinalize", "Close completes all operations"),
@@ -137,7 +141,7 @@ fn words(files: &[PathBuf], comment: &str) -> BTreeSet<String> {
 }
 
 /// What is neither used nor excepted, and what is excepted without need.
-fn check(language: &str, used: &BTreeSet<String>, own: Exceptions) -> Vec<String> {
+fn check(language: &str, used: &BTreeSet<String>, own: &[Exceptions]) -> Vec<String> {
     let model = Model::read(Path::new(ROOT)).expect("the interface can be read");
     let functions: BTreeSet<_> = model
         .0
@@ -145,7 +149,8 @@ fn check(language: &str, used: &BTreeSet<String>, own: Exceptions) -> Vec<String
         .filter(|d| matches!(d.what, Kind::Function(..)))
         .map(|d| d.name.as_str())
         .collect();
-    let excepted: BTreeSet<_> = ALL.iter().chain(own).map(|(name, _)| *name).collect();
+    let excepted: BTreeSet<_> =
+        ALL.iter().chain(own.iter().copied().flatten()).map(|(name, _)| *name).collect();
     let missing = functions.iter().filter(|f| !used.contains(**f) && !excepted.contains(*f));
     let missing = missing.map(|f| format!("{language} does not use {f}, and nothing says why"));
     let stale = excepted.iter().filter(|f| used.contains(**f) || !functions.contains(*f));
@@ -165,10 +170,10 @@ fn every_function_is_used_by_each_binding_or_it_is_said_why_not() {
     let rust = words(&by_hand("bindings/rust/src", "rs"), "//");
     // The generated shim takes the text of every error.
     go.insert("oxcclLastError".to_owned());
-    let mut complaints = check("C++", &cpp, CPP);
-    complaints.extend(check("Go", &go, GO));
-    complaints.extend(check("Julia", &julia, JULIA));
-    complaints.extend(check("Python", &python, PYTHON));
-    complaints.extend(check("Rust", &rust, RUST));
+    let mut complaints = check("C++", &cpp, &[CPP]);
+    complaints.extend(check("Go", &go, &[GO, NOT_YET]));
+    complaints.extend(check("Julia", &julia, &[JULIA, NOT_YET]));
+    complaints.extend(check("Python", &python, &[PYTHON]));
+    complaints.extend(check("Rust", &rust, &[RUST, NOT_YET]));
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
