@@ -836,40 +836,40 @@ func oxcclStreamHostFunc(stream C.cudaStream_t, func_ C.oxcclHostFn_t, arg unsaf
 // Gathers the inputs of all ranks, of different lengths, in every rank's output.
 //
 // `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out;
-// the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
-// overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
-// `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
-// a part without elements is not looked at, and its displacement may be anything. If the two ranks
-// of a part disagree on its count, the error names both ranks where a piece has another length
-// than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its data
-// directly to every other one.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// the data of rank r come at element `recvdispls[r]` and have `recvcounts[r]` elements; parts must
+// not overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not
+// overlap `recvbuff` otherwise. Counts and displacements are in elements and read before the call
+// returns; a part without elements is not looked at, and its displacement may be anything. If the
+// two ranks of a part disagree on its count, the error names both ranks where a piece has another
+// length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its
+// data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on
+// `stream` says so.
 func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
 }
 
 // Leaves in every rank's output the reduction of that rank's block of all inputs.
 //
-// `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r.
+// `sendbuff`: in; the blocks of all ranks one behind the other, `counts[r]` × datatype for rank r.
 // `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
 // not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
 // call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
-// other: with equal counts ncclReduceScatter is the faster one.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// other: with equal counts ncclReduceScatter is the faster one. Blocks: never; complete when
+// oxcclStreamSynchronize on `stream` says so.
 func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, counts *C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclReduceScatterv(sendbuff, recvbuff, counts, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
 }
 
 // Sends a separate part of every rank's input to every rank.
 //
-// `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
-// elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
-// recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
-// and displacements are in elements and read before the call returns; a part without elements is
-// not looked at, and its displacement may be anything. If the two ranks of a part disagree on its
-// count, the error names both ranks where a piece has another length than expected, and is
-// otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// `sendbuff`: in; what goes to rank r begins at element `senddispls[r]` and has `sendcounts[r]`
+// elements. `recvbuff`: out; what comes from rank r lands at element `recvdispls[r]` and has
+// `recvcounts[r]` elements; parts must not overlap each other or what is sent (no in place).
+// Counts and displacements are in elements and read before the call returns; a part without
+// elements is not looked at, and its displacement may be anything. If the two ranks of a part
+// disagree on its count, the error names both ranks where a piece has another length than
+// expected, and is otherwise as for ncclSend and ncclRecv. Cost: one message to and from every
+// rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
 }
@@ -890,14 +890,14 @@ func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.P
 // Sends every rank its part of the root's input; the parts may differ in length.
 //
 // `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
-// element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
+// element `senddispls[r]` and has `sendcounts[r]` elements; ignored elsewhere. `recvbuff`: out,
 // recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
 // must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
 // the call returns; a part without elements is not looked at, and its displacement may be
 // anything. If the two ranks of a part disagree on its count, the error names both ranks where a
 // piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
-// message from the root to every rank.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on
+// `stream` says so.
 func oxcclScatterv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, C.ncclDataType_t(datatype), root, comm, stream))
 }

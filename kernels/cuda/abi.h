@@ -429,9 +429,9 @@ typedef struct Rank {
   // Offset of the chunks in the shared memory, by sender without this rank, channel and slot; 0
   // if no edge has chunks.
   uint64_t chunks_at;
-  // Offset of the [`ChunkWords`] in the shared memory, by channel and sender.
+  // Offset of the `ChunkWords` in the shared memory, by channel and sender.
   uint64_t chunk_words_at;
-  // The address of the [`LineCounters`], by channel and rank, in private memory.
+  // The address of the `LineCounters`, by channel and rank, in private memory.
   uint64_t line_counters;
   // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]
   // of all lanes, in private memory.
@@ -898,7 +898,7 @@ typedef struct Shared {
   uint64_t limit_ns;
   // A bit per rank that has left, as found in the host's memory.
   uint64_t left;
-  // Blocks that move messages in lines, and [`LINE_COLLECTIVE`] while a collective does.
+  // Blocks that move messages in lines, and `LINE_COLLECTIVE` while a collective does.
   uint32_t line_users;
   // Padding.
   uint32_t unused;

@@ -251,14 +251,14 @@ ncclResult_t oxcclStreamHostFunc(oxcclStream_t stream, oxcclHostFn_t func, void 
 // Gathers the inputs of all ranks, of different lengths, in every rank's output.
 //
 // `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out;
-// the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
-// overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
-// `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
-// a part without elements is not looked at, and its displacement may be anything. If the two ranks
-// of a part disagree on its count, the error names both ranks where a piece has another length
-// than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its data
-// directly to every other one.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// the data of rank r come at element `recvdispls[r]` and have `recvcounts[r]` elements; parts must
+// not overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not
+// overlap `recvbuff` otherwise. Counts and displacements are in elements and read before the call
+// returns; a part without elements is not looked at, and its displacement may be anything. If the
+// two ranks of a part disagree on its count, the error names both ranks where a piece has another
+// length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its
+// data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on
+// `stream` says so.
 ncclResult_t oxcclAllGatherv(const void *sendbuff,
                              size_t sendcount,
                              void *recvbuff,
@@ -270,12 +270,12 @@ ncclResult_t oxcclAllGatherv(const void *sendbuff,
 
 // Leaves in every rank's output the reduction of that rank's block of all inputs.
 //
-// `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r.
+// `sendbuff`: in; the blocks of all ranks one behind the other, `counts[r]` × datatype for rank r.
 // `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
 // not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
 // call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
-// other: with equal counts ncclReduceScatter is the faster one.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// other: with equal counts ncclReduceScatter is the faster one. Blocks: never; complete when
+// oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclReduceScatterv(const void *sendbuff,
                                  void *recvbuff,
                                  const size_t *counts,
@@ -286,14 +286,14 @@ ncclResult_t oxcclReduceScatterv(const void *sendbuff,
 
 // Sends a separate part of every rank's input to every rank.
 //
-// `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
-// elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
-// recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
-// and displacements are in elements and read before the call returns; a part without elements is
-// not looked at, and its displacement may be anything. If the two ranks of a part disagree on its
-// count, the error names both ranks where a piece has another length than expected, and is
-// otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// `sendbuff`: in; what goes to rank r begins at element `senddispls[r]` and has `sendcounts[r]`
+// elements. `recvbuff`: out; what comes from rank r lands at element `recvdispls[r]` and has
+// `recvcounts[r]` elements; parts must not overlap each other or what is sent (no in place).
+// Counts and displacements are in elements and read before the call returns; a part without
+// elements is not looked at, and its displacement may be anything. If the two ranks of a part
+// disagree on its count, the error names both ranks where a piece has another length than
+// expected, and is otherwise as for ncclSend and ncclRecv. Cost: one message to and from every
+// rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclAlltoAllv(const void *sendbuff,
                             const size_t *sendcounts,
                             const size_t *senddispls,
@@ -326,14 +326,14 @@ ncclResult_t oxcclGatherv(const void *sendbuff,
 // Sends every rank its part of the root's input; the parts may differ in length.
 //
 // `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
-// element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
+// element `senddispls[r]` and has `sendcounts[r]` elements; ignored elsewhere. `recvbuff`: out,
 // recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
 // must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
 // the call returns; a part without elements is not looked at, and its displacement may be
 // anything. If the two ranks of a part disagree on its count, the error names both ranks where a
 // piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
-// message from the root to every rank.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on
+// `stream` says so.
 ncclResult_t oxcclScatterv(const void *sendbuff,
                            const size_t *sendcounts,
                            const size_t *senddispls,

@@ -427,7 +427,7 @@ pub struct Shared {
     pub limit_ns: u64,
     /// A bit per rank that has left, as found in the host's memory.
     pub left: u64,
-    /// Blocks that move messages in lines, and [`LINE_COLLECTIVE`] while a collective does.
+    /// Blocks that move messages in lines, and `LINE_COLLECTIVE` while a collective does.
     pub line_users: u32,
     /// Padding.
     pub unused: u32,
@@ -499,9 +499,9 @@ pub struct Rank {
     /// Offset of the chunks in the shared memory, by sender without this rank, channel and slot; 0
     /// if no edge has chunks.
     pub chunks_at: u64,
-    /// Offset of the [`ChunkWords`] in the shared memory, by channel and sender.
+    /// Offset of the `ChunkWords` in the shared memory, by channel and sender.
     pub chunk_words_at: u64,
-    /// The address of the [`LineCounters`], by channel and rank, in private memory.
+    /// The address of the `LineCounters`, by channel and rank, in private memory.
     pub line_counters: u64,
     /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]
     /// of all lanes, in private memory.

@@ -1,8 +1,8 @@
 //! Plans: the actions of the ranks of a communicator in a collective, as data.
 //!
 //! A generator ([`generate`]) is a pure function of the specification and the rank. The verifier
-//! ([`verify`]) judges its program, the reference interpreter ([`reference`]) gives the program a
-//! meaning, and the simulator ([`simulate`]) gives it a time; [`select`] chooses among the
+//! ([`verify`]) judges its program, the reference interpreter ([`mod@reference`]) gives the program
+//! a meaning, and the simulator ([`simulate`]) gives it a time; [`select`] chooses among the
 //! generators, and [`explain`] says why. Nothing in this crate knows a device, a clock, a socket or
 //! an environment variable.
 

@@ -396,7 +396,7 @@ impl Session {
 
     /// Tells the others that this rank has failed, unless another rank has failed before, whose
     /// error is then returned. For errors that may be consequences of another rank's failure, and
-    /// that cause more of them as soon as this rank ends its connections. Blocks for [`EARLIER`].
+    /// that cause more of them as soon as this rank ends its connections. Blocks for 0.2 s.
     pub fn announce(&mut self, error: Error) -> Error {
         if let Some(earlier) = self.wait_for_verdict(EARLIER) {
             return earlier;
@@ -409,8 +409,7 @@ impl Session {
 
     /// Ends a meeting that has failed at this rank; returns the error to report. If this rank only
     /// lost another one, what is known of deaths or else the rendezvous says which rank failed
-    /// first. Otherwise this rank tells the others what happened. Blocks for twice [`VERDICT`] at
-    /// most.
+    /// first. Otherwise this rank tells the others what happened. Blocks for 4 s at most.
     pub fn give_up(mut self, mut error: Error) -> Error {
         let decided = self.verdict.is_some() || self.announced;
         let mut earlier = None;

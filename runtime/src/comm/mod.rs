@@ -396,8 +396,8 @@ impl Communicator {
     /// them. The communicator takes no more operations. An error names a peer that has not taken
     /// its messages, or says that the calls differ or why an operation has ended early, unless the
     /// user was already told of a failure.
-    /// Blocks: for the messages as long as an operation may wait, or for [`TAKING`] if operations
-    /// have no limit; for the operations of a failed communicator [`QUIET`] at most.
+    /// Blocks: for the messages as long as an operation may wait, or for 60 s if operations
+    /// have no limit; for the operations of a failed communicator a second at most.
     pub fn finalize(&self) -> Result<()> {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());

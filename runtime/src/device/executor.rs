@@ -57,8 +57,8 @@ pub struct Parts {
     pub counter_start: u64,
     /// The processes of all ranks, by rank.
     pub processes: Vec<Process>,
-    /// The reach into the user memory of the ranks, by rank, as [`reach`] returned it; empty for a
-    /// communicator of one rank.
+    /// The reach into the user memory of the ranks, by rank, as [`reach()`] returned it; empty for
+    /// a communicator of one rank.
     pub memory: Vec<PeerMemory>,
 }
 

@@ -170,8 +170,8 @@ impl Edge {
         }
     }
 
-    /// Waits until everything that has come has left the transport, too, as
-    /// [`MessageEdge::finish`] does.
+    /// Waits until everything that has come has left the transport, too; only edges of messages
+    /// have one.
     pub fn finish(&mut self, until: Instant) {
         if let Edge::Message(edge) = self {
             edge.finish(until);

@@ -101,7 +101,7 @@ pub fn line(at: Level, about: Subsystem, text: &str) {
     line_of(None, at, about, text);
 }
 
-/// Writes a line as [`line`] does, about one rank of this process.
+/// Writes a line as [`line()`] does, about one rank of this process.
 pub fn line_of(rank: Option<u32>, at: Level, about: Subsystem, text: &str) {
     if enabled(at, about) {
         put(at, rank, text);

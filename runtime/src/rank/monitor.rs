@@ -2,7 +2,7 @@
 //!
 //! The monitor watches peers on this host by process descriptors and by their words in shared
 //! memory, and other peers by their control connections. Where neither shows a death for certain, a
-//! peer that has given no sign of life for [`SILENCE`] is dead. A rank that left in order, or
+//! peer that has given no sign of life for 5 s is dead. A rank that left in order, or
 //! failed, announces this first: by its state word and record, or by a notice.
 
 use super::inquiry::{self, Inquiries};

@@ -149,7 +149,7 @@ impl Rank {
         place.is_some_and(|(segment, place)| segment.state(place).load(Ordering::Acquire) == left)
     }
 
-    /// Notes that nothing of this rank runs on its GPU any more, after [`leave`](Self::leave).
+    /// Notes that nothing of this rank runs on its GPU any more, after `leave`.
     pub fn set_quiescent(&self) {
         if let Some((segment, own)) = self.place() {
             segment.out(own).store(1, Ordering::Release);

@@ -436,7 +436,7 @@ pub fn write(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns complaints about headers that differ from those that [`write`] would write, and about
+/// Returns complaints about headers that differ from those that [`write()`] would write, and about
 /// exports that no header declares.
 pub fn stale(root: &Path) -> Result<Vec<String>, Error> {
     let mut complaints = Vec::new();

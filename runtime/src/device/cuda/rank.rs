@@ -614,7 +614,7 @@ impl CudaRank {
     }
 
     /// Closes this part: no operation begins any more, and kernels of remaining graphs end at once.
-    /// Blocks until the GPU has executed this, or for [`CLOSING`] if the GPU is busy.
+    /// Blocks until the GPU has executed this, or for 100 ms if the GPU is busy.
     pub fn close(&self) -> Result<()> {
         self.held.give_back();
         {

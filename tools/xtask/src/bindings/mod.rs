@@ -63,7 +63,7 @@ pub fn write(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the files that differ from those that [`write`] would write.
+/// Returns the files that differ from those that [`write()`] would write.
 pub fn stale(root: &Path) -> Result<Vec<&'static str>, Error> {
     let mut stale = Vec::new();
     for (name, text) in files(root)? {

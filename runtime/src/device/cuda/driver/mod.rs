@@ -1,7 +1,7 @@
 //! The CUDA driver: the search for it, its errors, and the context of each GPU.
 //!
 //! Functions are looked up by name at their first call and would panic when missing, so
-//! everything that this folder calls is in [`SYMBOLS`] and probed once.
+//! everything that this folder calls is in `SYMBOLS` and probed once.
 
 pub mod library;
 pub mod links;
@@ -326,7 +326,7 @@ pub fn enter_any() -> Result<Entered> {
     }
 }
 
-/// The guard of [`enter`]: when it is dropped, the thread's context is again that of before.
+/// The guard of `enter`: when it is dropped, the thread's context is again that of before.
 #[must_use]
 pub struct Entered {
     pushed: bool,
