@@ -320,7 +320,7 @@ typedef struct ncclConfigExt {
   struct ncclConfigExt *next;
   // The option.
   ncclConfigExtKey_t key;
-  // Its value.
+  // The value of the option.
   ncclConfigExtValue_t val;
 } ncclConfigExt;
 

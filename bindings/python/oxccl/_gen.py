@@ -342,7 +342,7 @@ ncclConfigExt._fields_ = [
     ("next", POINTER(ncclConfigExt)),
     # The option.
     ("key", ncclConfigExtKey_t),
-    # Its value.
+    # The value of the option.
     ("val", ncclConfigExtValue_t),
 ]
 

@@ -45,7 +45,7 @@ pub struct ncclConfigExt {
     pub next: *mut ncclConfigExt,
     /// The option.
     pub key: ncclConfigExtKey_t,
-    /// Its value.
+    /// The value of the option.
     pub val: ncclConfigExtValue_t,
 }
 

@@ -94,8 +94,9 @@ impl Selection {
     }
 
     /// Returns the algorithm, if it is the only one that may be chosen.
-    // Not inlined: where an `Option` of a selection is asked, the compiler looks at the fields and at
-    // whether they are there in one comparison, which valgrind takes for a use of what is not there.
+    // Not inlined: where an `Option` of a selection is asked, the compiler looks at the fields and
+    // at whether they are there in one comparison, which valgrind takes for a use of what is not
+    // there.
     #[inline(never)]
     pub fn single(&self) -> Option<Algorithm> {
         let alone = !self.excludes && self.cells == 0 && self.algorithms.count_ones() == 1;

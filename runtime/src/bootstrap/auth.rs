@@ -300,7 +300,7 @@ mod tests {
         converse(&mut client, hello, &mut server).map(|_| server.client())
     }
 
-    /// Whether the client encrypts in the end, or what differs.
+    /// Lets both sides talk. Returns whether the client encrypts in the end, or the difference.
     fn converse(
         client: &mut Client,
         hello: Vec<u8>,

@@ -64,7 +64,7 @@ pub struct Connection {
     cipher: Option<Cipher>,
     /// The bytes of an encrypted record that is not complete.
     sealed: Vec<u8>,
-    /// What the other side's encryption differs in; such a connection carries nothing.
+    /// The difference from the other side's encryption; such a connection carries nothing.
     differs: Option<&'static str>,
     max_body: usize,
     /// The kind of the error with which reading or writing failed, if it did.

@@ -67,7 +67,7 @@ pub struct Options {
     pub rma_eager_init: bool,
     /// The use of counted transfers of NVLink switches; `None`: automatic.
     pub host_cft_mode: Option<i32>,
-    /// What NVLink multicast is not used for, bit by bit; `None`: automatic.
+    /// The uses that NVLink multicast is not made of, a bit each; `None`: automatic.
     pub nvls_host_mode: Option<i32>,
     /// The longest time that creation waits for the other ranks; `None`: the value of
     /// `OXCCL_INIT_TIMEOUT`.

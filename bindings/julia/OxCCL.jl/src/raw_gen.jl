@@ -286,7 +286,7 @@ struct ncclConfigExt
     next::Ptr{ncclConfigExt}
     # The option.
     key::ncclConfigExtKey_t
-    # Its value.
+    # The value of the option.
     val::ncclConfigExtValue_t
 end
 
