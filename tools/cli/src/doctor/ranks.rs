@@ -171,8 +171,8 @@ fn host_of(hosts: &[Host], rank: u32) -> String {
     String::new()
 }
 
-/// Runs the checks on each of the hosts that the options name. The rows have the hosts' names as
-/// the options have them.
+/// Runs the checks on each of the hosts that the options name. The rows have the hosts' names and
+/// order as the options have them.
 pub(super) fn hosts(options: &Options) -> Result<Vec<Row>> {
     let each: Vec<Host> =
         options.host.iter().map(|host| Host { ranks: 1, ..host.clone() }).collect();
@@ -186,11 +186,15 @@ pub(super) fn hosts(options: &Options) -> Result<Vec<Row>> {
     }
     let rows = ended.out.lines().filter_map(|line| {
         let (rank, line) = line.strip_prefix('[')?.split_once("] ")?;
-        let host = options.host.get(rank.trim().parse::<usize>().ok()?)?;
+        let rank = rank.trim().parse::<usize>().ok()?;
+        let host = options.host.get(rank)?;
         let row = serde_json::from_str::<Row>(line).ok()?;
-        Some(Row { host: Some(host.name.clone()), ..row })
+        Some((rank, Row { host: Some(host.name.clone()), ..row }))
     });
-    Ok(rows.collect())
+    // The lines come in the order in which the hosts are done.
+    let mut rows: Vec<_> = rows.collect();
+    rows.sort_by_key(|(rank, _)| *rank);
+    Ok(rows.into_iter().map(|(_, row)| row).collect())
 }
 
 #[cfg(test)]
