@@ -75,7 +75,7 @@ fn call(
     }
 }
 
-/// What all ranks have after a collective.
+/// The outputs of all ranks after a collective.
 fn results(world: &World, kind: usize, config: Option<*const ncclCollConfig_t>) -> Vec<Vec<i32>> {
     let value = |rank: usize, i: usize| (rank * 1000 + i) as i32;
     let input = |rank| (0..RANKS * COUNT).map(|i| value(rank, i)).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! What a caller asks of one collective beyond its arguments.
+//! The options of one collective, which its caller gives beyond the arguments.
 
 use oxccl_plan::selection::Selection;
 use std::time::Duration;

@@ -35,7 +35,7 @@ const ALL: Exceptions = &[
 
 const CPP: Exceptions = &[];
 
-/// What Go, Julia and Rust lack besides.
+/// The functions that Go, Julia and Rust lack besides.
 const NOT_YET: Exceptions = &[
     ("ncclAllGatherConfig", "as ncclAllReduceConfig"),
     ("ncclAllReduceConfig", "options of one call are offered in C, C++ and Python first"),
