@@ -73,6 +73,7 @@ struct Span {
 // first thread of the warp uses it.
 struct Carries {
   bool is_known;  // whether what a peer announces is compared with it
+  int8_t step;    // of its waits
   uint32_t what;
   uint64_t count;
   const char* header;      // the slot with the header of the message that comes; null for none
@@ -183,7 +184,7 @@ struct WarpWait {
     bool over = false;
     if ((threadIdx.x & 31) == 0) {
       slow->wait.spins = 63;
-      over = slow->wait.over(r, peer, IN_LINES);
+      over = slow->wait.over(r, peer, carries().step);
       if (!over && slow->wait.looks != slow->looks)
         over = began_another(r, peer, slow->announced) || has_other_header(r, peer);
       slow->looks = slow->wait.looks;
@@ -641,7 +642,8 @@ __device__ inline char* warp_staging() {
 // Tells the waits of this warp what it carries: a part of a collective.
 __device__ inline void begin_carrying(const Collective& call) {
   if (threadIdx.x % 32 != 0) return;
-  carries() = {blockIdx.x == 0, call.descriptor_what, call.descriptor_count, nullptr, 0};
+  uint32_t what = call.descriptor_what;
+  carries() = {blockIdx.x == 0, NO_STEP, what, call.descriptor_count, nullptr, 0};
 }
 
 // The blocks of a program that carry something; `run` moves the units of a channel in one of ROLES,

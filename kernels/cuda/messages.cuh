@@ -42,7 +42,7 @@ struct MessageRun {
   template <bool SENDS>
   __device__ bool carry_one(const Message& m) {
     if (lane >= m.lanes) return true;
-    if (ends.thread == 0) carries() = {true, m.what, m.bytes, nullptr, 0};
+    if (ends.thread == 0) carries() = {true, OUTSIDE, m.what, m.bytes, nullptr, 0};
     uint64_t first = warp * m.lanes + lane, step = uint64_t(MESSAGE_WARPS) * m.lanes;
     Flow flow;
     (SENDS ? flow.put : flow.to) = {reinterpret_cast<const char*>(m.data), m.bytes};

@@ -52,9 +52,8 @@ __device__ inline bool hear_host(const Rank& r, uint64_t now) {
   return true;
 }
 
-// The steps of waits that have none: within a collective, outside of collectives, and in lines,
-// where the words of the communicator tell which of both it is.
-constexpr int NO_STEP = -1, OUTSIDE = -2, IN_LINES = -3;
+// The steps of waits that have none: within a collective, and outside of collectives.
+constexpr int NO_STEP = -1, OUTSIDE = -2;
 
 // Returns whether a peer has announced an operation; if so, what it called.
 __device__ inline bool announced(const Rank& r, int peer, uint64_t operation, uint64_t& count,
@@ -69,8 +68,7 @@ __device__ inline bool announced(const Rank& r, int peer, uint64_t operation, ui
 __device__ __noinline__ void say_waiting(const Rank& r, int peer, int step, uint64_t waited_ns) {
   volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
   const volatile Shared* s = common(r);
-  bool outside = step == IN_LINES ? !(s->line_users & LINE_COLLECTIVE) : step == OUTSIDE;
-  uint64_t operation = outside ? 0 : s->begun, count, what;
+  uint64_t operation = step == OUTSIDE ? 0 : s->begun, count, what;
   const volatile Called& own = s->called[operation % ANNOUNCEMENTS];
   c->waited_ns = waited_ns;
   c->awaited = peer;

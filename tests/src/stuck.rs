@@ -58,9 +58,10 @@ fn outside() -> ! {
 }
 
 /// Makes `calls` calls that end, says so, and comes to a standstill, in which the rank `victim` is
-/// at fault: it makes no further call (`skip`), its stream waits for something else (`stream`), it
-/// receives nothing of what it is sent (`message`), it goes on until it is stopped (`stop`), killed
-/// (`kill`) or cut off (`cut`), or ranks use two communicators in different orders (`circle`).
+/// at fault: it makes no further call (`skip`), it splits no communicator (`split`), its stream
+/// waits for something else (`stream`), it receives nothing of what it is sent (`message`), it goes
+/// on until it is stopped (`stop`), killed (`kill`) or cut off (`cut`), or ranks use two
+/// communicators in different orders (`circle`).
 pub fn play(
     comm: &Arc<Communicator>,
     how: &str,
@@ -85,7 +86,10 @@ pub fn play(
             caller.run(comm, Collective::Reduce, root)?;
         }
         ("stream", false) => caller.run(comm, Collective::Reduce, root)?,
-        ("message", true) => outside(),
+        ("message" | "split", true) => outside(),
+        ("split", false) => {
+            split(comm)?;
+        }
         ("message", false) => {
             let (data, bytes) = (caller.output.as_mut_ptr().cast(), COUNT * 4);
             let dtype = DataType::Float32;

@@ -206,6 +206,19 @@ fn ranks_that_do_not_come_to_the_making_of_a_communicator_are_named() {
 }
 
 #[test]
+fn who_does_not_split_a_communicator_is_named() {
+    for (nranks, victim) in [(2, 0), (3, 1)] {
+        let standstill = Standstill { nranks, how: "split", victim, calls: 3, root: 0 };
+        let (verdict, _) = standstill.play(Cause::NotJoined, &[victim]);
+        has(
+            &verdict.text,
+            &[&format!("rank {victim} of communicator"), "has not called ncclCommSplit"],
+        );
+        has(&verdict.text, &["whose last operation was all_reduce of 1000 × float"]);
+    }
+}
+
+#[test]
 fn beside_a_cut_cable_both_hosts_name_the_ranks_of_the_other_one() {
     let name = "beside_a_cut_cable_both_hosts_name_the_ranks_of_the_other_one";
     apart(name, 2, cut_the_cable);

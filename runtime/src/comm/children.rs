@@ -1,7 +1,7 @@
 //! Communicators made from others. The ranks meet again at an address that every rank published
 //! when the parent was made. The parent's data path is not used, because it may have failed.
 
-use super::create::{ChildMeetings, Rendezvous, alone, assemble, join, recorder_of};
+use super::create::{ChildMeetings, Rendezvous, alone, assemble, identified, join, recorder_of};
 use super::{Communicator, Member, Options, Origin};
 use crate::bootstrap::deadline::InVain;
 use crate::bootstrap::rendezvous;
@@ -10,9 +10,10 @@ use crate::bootstrap::{Cancel, ID_BYTES, UniqueId};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::rank::Death;
+use crate::recorder::Recorder;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The color of a rank that joins no child: `NCCL_SPLIT_NOCOLOR`.
 pub const NO_COLOR: i32 = -1;
@@ -28,15 +29,15 @@ fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
     })
 }
 
-/// Meets with `ranks` of the parent, of which the first holds the rendezvous. The meeting ends when
-/// one of them dies.
+/// Meets with `ranks` of the parent, of which the first holds the rendezvous. Returns the session,
+/// this rank as a member of the meeting, and its record. The meeting ends when one of them dies.
 fn meet(
     parent: &Communicator,
     child_meetings: &ChildMeetings,
     (purpose, number): (&str, u64),
     ranks: &[u32],
-    (limit, cancel): (Duration, &Cancel),
-) -> Result<(Session, UniqueId)> {
+    (device, options, cancel): (Device, &Options, &Cancel),
+) -> Result<(Session, Member, Recorder)> {
     let (leader, own) = (ranks[0], parent.rank());
     let id = child_meetings.id.derive(purpose, number, child_meetings.addresses[leader as usize]);
     let place = |rank| ranks.iter().position(|&r| r == rank).unwrap_or(0) as u32;
@@ -45,18 +46,22 @@ fn meet(
         let listener = child_meetings.listener.try_clone().map_err(failed)?;
         rendezvous::start(listener, id.clone(), ranks.to_vec())?;
     }
-    let (rank, nranks) = (place(own), ranks.len() as u32);
+    let (rank, nranks, options) = (place(own), ranks.len() as u32, options.clone());
+    let limit = options.init_limit();
+    let member = Member { id, rank, nranks, device, options };
+    let recorder = recorder_of(&member, Some(parent.executor.rank().recorder.comm()));
+    let id = &member.id;
     let (in_vain, holder) = (Some(deaths(parent, ranks)), Some(leader));
-    let meeting = Meeting { id: &id, rank, nranks, reused: true, limit, cancel, in_vain, holder };
+    let meeting = Meeting { id, rank, nranks, reused: true, limit, cancel, in_vain, holder };
     let session = Session::open(&meeting).inspect_err(|error| {
         // This has no effect if another process holds the rendezvous.
         let (absent, why, died) = match error {
             Error::InitPeer { site, why, died } => (site.peer as u32, why.clone(), *died),
             other => (own, format!("gave up: {other}"), false),
         };
-        rendezvous::note_absent(&id, place(absent), why, died);
+        rendezvous::note_absent(id, place(absent), why, died);
     })?;
-    Ok((session, id))
+    Ok((session, member, recorder))
 }
 
 /// Gives every rank the blobs of all ranks. A failure ends the meeting. Blocks for all ranks that
@@ -82,8 +87,9 @@ pub(super) fn split(
         return if color == NO_COLOR { Ok(None) } else { alone(device, options).map(Some) };
     };
     let everyone: Vec<u32> = (0..parent.nranks()).collect();
-    let wait = (options.init_limit(), cancel);
-    let (session, id) = meet(parent, child_meetings, ("split", number), &everyone, wait)?;
+    let wait = (device, options, cancel);
+    let (session, met, recorder) =
+        meet(parent, child_meetings, ("split", number), &everyone, wait)?;
     let own = [color.to_le_bytes(), key.to_le_bytes()].concat();
     let (session, answers) = gather(session, &own)?;
     if color == NO_COLOR {
@@ -104,11 +110,10 @@ pub(super) fn split(
     members.sort_unstable();
     let participants: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
     let rank = participants.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
-    let id = id.derive("color", color as u64, id.address);
-    let (nranks, options) = (participants.len() as u32, options.clone());
-    let names = participants.clone();
-    let member = Member { id, rank, nranks, device, options };
-    let recorder = recorder_of(&member);
+    let id = met.id.derive("color", color as u64, met.id.address);
+    let (nranks, names) = (participants.len() as u32, participants.clone());
+    let member = Member { id, rank, nranks, ..met };
+    let recorder = identified(recorder, member.id.comm, &member);
     let rendezvous = Rendezvous { session, participants, names, begun, recorder };
     assemble(rendezvous, &member).map(Some)
 }
@@ -135,13 +140,10 @@ pub(super) fn shrink(
     };
     // A rank that excludes other ranks must not join by accident.
     let purpose = format!("shrink without {excluded:?}");
-    let wait = (options.init_limit(), cancel);
-    let (session, id) = meet(parent, child_meetings, (&purpose, number), &survivors, wait)?;
-    let (nranks, options) = (survivors.len() as u32, options.clone());
-    let rank = survivors.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
-    let member = Member { id, rank, nranks, device, options };
-    let participants = (0..nranks).collect();
-    let recorder = recorder_of(&member);
+    let wait = (device, options, cancel);
+    let (session, member, recorder) =
+        meet(parent, child_meetings, (&purpose, number), &survivors, wait)?;
+    let participants = (0..member.nranks).collect();
     let rendezvous = Rendezvous { session, participants, names: survivors, begun, recorder };
     assemble(rendezvous, &member)
 }
@@ -160,8 +162,8 @@ pub(super) fn grow(
     let (mut known, mut holder) = (id.cloned(), id.map(|_| parent.rank()));
     if let Some(child_meetings) = &parent.child_meetings {
         let everyone: Vec<u32> = (0..parent.nranks()).collect();
-        let wait = (options.init_limit(), cancel);
-        let (session, _) = meet(parent, child_meetings, ("grow", number), &everyone, wait)?;
+        let wait = (device, options, cancel);
+        let (session, ..) = meet(parent, child_meetings, ("grow", number), &everyone, wait)?;
         let own = id.map_or(Vec::new(), |id| id.encode().to_vec());
         let (session, answers) = gather(session, &own)?;
         session.close();

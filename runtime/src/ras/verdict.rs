@@ -83,7 +83,7 @@ pub fn verdicts(processes: &[Process], patience: Patience) -> Vec<Verdict> {
     let comms = communicators(processes);
     let mut found = Vec::new();
     comms.iter().for_each(|comm| found.extend(failed(comm)));
-    comms.iter().for_each(|comm| found.extend(not_joined(comm, patience)));
+    comms.iter().for_each(|comm| found.extend(not_joined(comm, &comms, patience)));
     found.extend(standstill(&comms, patience));
     comms.iter().for_each(|comm| found.extend(slow(comm)));
     found.extend(clocks(processes));
@@ -146,8 +146,8 @@ fn failed(comm: &Comm<'_>) -> Option<Verdict> {
     Some(Verdict { cause: Cause::Failed, comm: comm.number, ranks, text })
 }
 
-/// Returns the ranks that do not come to the making of a communicator.
-fn not_joined(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
+/// Returns the ranks that do not come to the making of a communicator, which is one of all.
+fn not_joined(comm: &Comm<'_>, all: &[Comm<'_>], patience: Patience) -> Option<Verdict> {
     let making = |member: &&Member<'_>| member.rank.stage == Stage::Creating;
     let waits: Vec<_> = comm.members.iter().filter(making).collect();
     let age = |member: &&Member<'_>| member.process.read_ns.saturating_sub(member.rank.begun_ns);
@@ -158,15 +158,34 @@ fn not_joined(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
     }
     let come: Vec<_> = waits.iter().map(|member| member.rank.rank).collect();
     let (have, wait) = (verb(&missing, "has", "have"), verb(&come, "waits", "wait"));
-    let text = format!(
-        "{} of {} in the making {have} not come, as far as this machine shows, where {} {wait} for {}: \
-         start the missing processes, or give all of them one id",
-        list(&missing),
-        comm.title(),
-        list(&come),
-        span(longest_ns)
-    );
-    Some(Verdict { cause: Cause::NotJoined, comm: comm.number, ranks: missing, text })
+    let effect = format!("{} {wait} for {}", list(&come), span(longest_ns));
+    // The ranks of a split are numbered as those of the parent are, others only where none is left
+    // out.
+    let is_parent =
+        |of: &&Comm<'_>| waits[0].rank.parent == Some(of.number) && of.nranks == comm.nranks;
+    let (number, text) = match all.iter().find(is_parent) {
+        Some(parent) => {
+            let seen = missing.iter().filter_map(|rank| parent.member(*rank));
+            let places = seen.map(|member| last_call(&member)).collect::<Vec<_>>().join("; ");
+            let text = format!(
+                "{} of {} {have} not called ncclCommSplit or its kin, where {effect}: {places}; look \
+                 at what happens there",
+                list(&missing),
+                parent.title()
+            );
+            (parent.number, text)
+        }
+        None => {
+            let text = format!(
+                "{} of {} in the making {have} not come, as far as this machine shows, where \
+                 {effect}: start the missing processes, or give all of them one id",
+                list(&missing),
+                comm.title()
+            );
+            (comm.number, text)
+        }
+    };
+    Some(Verdict { cause: Cause::NotJoined, comm: number, ranks: missing, text })
 }
 
 /// A rank that waits for others.
@@ -289,7 +308,8 @@ impl<'a, 'c> Waits<'a, 'c> {
 
     /// Returns what holds up a rank for which others wait, one of them in `held`.
     fn blame(&self, held: &Wait<'a>, to: &Member<'a>) -> Verdict {
-        let same = || self.all.iter().filter(|wait| wait.is_for(to));
+        // Others may wait for it in another operation.
+        let same = || self.all.iter().filter(|of| of.number == held.number && of.is_for(to));
         let waiting: Vec<_> = same().map(|wait| wait.from.rank.rank).collect();
         let since_ns = same().map(|wait| wait.since_ns).min().unwrap_or(held.since_ns);
         let (cause, text) = blame(&held.from, to, &waiting, since_ns);

@@ -55,8 +55,9 @@ pub struct Section {
     /// A number that changes when another rank takes the section, in the upper half, and the
     /// [`Stage`]; 0 while the section is free.
     state: AtomicU64,
-    /// The number of the communicator.
+    /// The number of the communicator, and of the one that it is made from; 0 for none.
     comm: AtomicU64,
+    parent: AtomicU64,
     /// The rank, and in the upper half the number of ranks.
     rank: AtomicU64,
     /// The device's number, and [`ON_GPU`] if it is a GPU's.
@@ -314,6 +315,11 @@ impl Section {
         self.name.write(name);
     }
 
+    /// Records the number of the communicator that this one is made from.
+    pub fn descend_from(&self, parent: u64) {
+        self.parent.store(parent, Ordering::Relaxed);
+    }
+
     /// Returns the number of the communicator.
     pub fn comm(&self) -> u64 {
         self.comm.load(Ordering::Relaxed)
@@ -330,7 +336,7 @@ impl Section {
         fence(Ordering::Release);
         let Waiting { number, peer_step, since, looked, waited_ns, .. } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.source, &self.code];
-        let more = [&self.ends, &self.others, &self.issued, &self.finished];
+        let more = [&self.parent, &self.ends, &self.others, &self.issued, &self.finished];
         let waiting = [number, peer_step, since, looked, waited_ns];
         let Waiting { collective, what, count, peer_has_begun, .. } = &self.waiting;
         let kernels = [collective, what, count, peer_has_begun];

@@ -58,6 +58,9 @@ pub struct RankReport {
     /// The number of the communicator, the same on all its ranks; while it is being made, that of
     /// its id.
     pub comm: u64,
+    /// The number of the communicator that it is made from; `None` for one with an id of its own.
+    #[serde(default)]
+    pub parent: Option<u64>,
     /// The name that the user gave the communicator; empty if none.
     pub name: String,
     /// The rank.
@@ -295,6 +298,7 @@ fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
     let ends = |end: End| load(&section.ends) & end as u64 != 0;
     Some(RankReport {
         comm: load(&section.comm),
+        parent: Some(load(&section.parent)).filter(|parent| *parent != 0),
         name: plain(section.name.read()),
         rank: own,
         nranks,

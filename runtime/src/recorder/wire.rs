@@ -88,6 +88,7 @@ mod tests {
 
     fn process(ranks: u32, operations: u64) -> Process {
         let rank = |rank| RankReport {
+            parent: Some(3),
             comm: u64::MAX,
             name: "tp".to_owned(),
             rank,

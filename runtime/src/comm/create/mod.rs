@@ -153,7 +153,7 @@ pub(super) fn join(
     rank_info::algorithm(Config::checked()?)?;
     let limit = options.init_limit();
     let (rank, nranks) = (*rank, *nranks);
-    let recorder = recorder_of(member);
+    let recorder = recorder_of(member, None);
     let reused = false;
     let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
     let mut session = Session::open(&meeting)?;
@@ -195,19 +195,19 @@ fn memory_of(device: Device) -> Memory {
     }
 }
 
-/// Returns the recorder of a rank that is about to meet the others.
-pub(super) fn recorder_of(Member { id, rank, nranks, device, options }: &Member) -> Recorder {
-    let recorder = Recorder::new();
-    let name = options.name.as_deref().unwrap_or("");
-    recorder.identify(id.comm, (*rank, *nranks), memory_of(*device), name);
+/// Returns the recorder of a rank that is about to meet the others of a communicator, or of the
+/// one from which it is made.
+pub(super) fn recorder_of(member: &Member, parent: Option<u64>) -> Recorder {
+    let recorder = identified(Recorder::new(), member.id.comm, member);
+    parent.into_iter().for_each(|parent| recorder.descend_from(parent));
     recorder
 }
 
 /// Returns the recorder of a rank, which knows its communicator now.
-fn identified(recorder: Recorder, facts: &Facts, member: &Member) -> Recorder {
+pub(super) fn identified(recorder: Recorder, comm: u64, member: &Member) -> Recorder {
     let Member { rank, nranks, device, .. } = *member;
-    let name = facts.name.as_deref().unwrap_or("");
-    recorder.identify(facts.comm, (rank, nranks), memory_of(device), name);
+    let name = member.options.name.as_deref().unwrap_or("");
+    recorder.identify(comm, (rank, nranks), memory_of(device), name);
     recorder
 }
 
@@ -239,7 +239,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let counter_start = members.counter_start();
     let mut edges = links::edges(&members, segment.as_ref(), counter_start);
     let recorder = take(&mut rendezvous.recorder);
-    let own = Arc::new(members.own(segment).recorded_by(identified(recorder, &facts, member)));
+    let own = Arc::new(members.own(segment).recorded_by(identified(recorder, facts.comm, member)));
     recorder::set_address(members.address(rank).ip());
     own.set_roster(members.roster(facts.comm));
     links.add_unconnected(&own, &members, &mut edges)?;

@@ -11,6 +11,7 @@ const HOST: &str = "172.16.64.245";
 pub(in crate::ras) fn rank(comm: u64, number: u32, nranks: u32, all_reduces: u64) -> RankReport {
     RankReport {
         comm,
+        parent: None,
         name: String::new(),
         rank: number,
         nranks,

@@ -41,6 +41,7 @@ fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankRepor
     let since_ns = NOW - 3 * SECOND;
     RankReport {
         comm: 7,
+        parent: None,
         name: "tp".to_owned(),
         rank: number,
         nranks: 2,
@@ -184,6 +185,37 @@ fn of_a_chain_over_communicators_the_end_is_named_and_of_a_circle_all_of_it() {
     assert_eq!((verdict.cause, verdict.ranks.len()), (Cause::Deadlock, 2));
     assert!(verdict.text.contains("rank 0 of communicator 0000000000000007 \"tp\" (process 1"));
     assert!(verdict.text.contains("rank 1 of communicator 0000000000000008 (process 2"));
+}
+
+#[test]
+fn who_does_not_call_split_is_named_with_its_last_call() {
+    let begun_ns = NOW - 4 * SECOND;
+    let making = |number: u32, nranks: u32| RankReport {
+        comm: 9,
+        parent: Some(7),
+        nranks,
+        stage: Stage::Creating,
+        begun_ns,
+        ..rank(number, 0, 0, None)
+    };
+    let all = |nranks: u32| {
+        [
+            process(1, vec![rank(0, 2, 2, None), making(0, nranks)]),
+            process(2, vec![rank(1, 2, 2, None)]),
+        ]
+    };
+    one(
+        &all(2),
+        Cause::NotJoined,
+        &[1],
+        "rank 1 of communicator 0000000000000007 \"tp\" has not called ncclCommSplit or its kin, \
+         where rank 0 waits for 4.0 s: process 2 (train) on node1, whose last operation was \
+         all_reduce of 5 × float, sum, called 3.0 s ago; look at what happens there",
+    );
+    // Where ranks are left out, the missing one has another number in the parent.
+    let found = found(&all(3));
+    let [verdict] = &found[..] else { panic!("{found:#?}") };
+    assert_eq!((verdict.comm, &verdict.ranks[..]), (9, &[1, 2][..]));
 }
 
 #[test]

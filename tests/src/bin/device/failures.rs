@@ -24,7 +24,7 @@ pub(crate) fn abort_now(rank: &Rank) -> Outcome {
 }
 
 /// Waits until the communicator has failed; why it has.
-fn hear(rank: &Rank) -> Outcome<String> {
+pub(crate) fn hear(rank: &Rank) -> Outcome<String> {
     let start = Instant::now();
     while rank.async_error() == ncclResult_t::ncclSuccess {
         if start.elapsed() > Duration::from_secs(20) {

@@ -296,7 +296,7 @@ pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let second = rank.again()?;
     let memory = Memory::new(4 * BYTES)?;
-    let held = Held::new()?;
+    let held = Held::on(stream()?)?;
     let scale: i32 = (1..=rank.nranks).sum();
     let capture = |rank: &Rank, part: usize| {
         let call = || {
@@ -359,28 +359,30 @@ pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
 }
 
 /// A stream that hangs until it is released.
-struct Held {
+pub(crate) struct Held {
     stream: oxcclStream_t,
     gate: std::sync::Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Held {
-    fn new() -> Outcome<Self> {
+    /// Makes a stream hang.
+    pub(crate) fn on(stream: oxcclStream_t) -> Outcome<Self> {
         unsafe extern "C" fn wait(gate: *mut std::ffi::c_void) {
-            // SAFETY: what `new` gave away, once.
+            // SAFETY: what `on` gave away, once.
             let gate = unsafe { std::sync::Arc::from_raw(gate.cast::<(Mutex<bool>, Condvar)>()) };
             let open = gate.0.lock().unwrap_or_else(|e| e.into_inner());
             let limit = std::time::Duration::from_secs(60);
             drop(gate.1.wait_timeout_while(open, limit, |open| !*open));
         }
-        let held = Self { stream: stream()?, gate: std::sync::Arc::default() };
+        let held = Self { stream, gate: std::sync::Arc::default() };
         let gate = std::sync::Arc::into_raw(held.gate.clone()).cast_mut().cast();
         // SAFETY: the function takes what it is given, once.
         ok(unsafe { oxcclStreamHostFunc(held.stream, Some(wait), gate) })?;
         Ok(held)
     }
 
-    fn release(self) -> Outcome {
+    /// Lets it go on, and waits for it.
+    pub(crate) fn release(self) -> Outcome {
         *self.gate.0.lock().unwrap_or_else(|e| e.into_inner()) = true;
         self.gate.1.notify_all();
         synchronize(self.stream)

@@ -16,6 +16,7 @@ mod rank;
 mod registered;
 mod scaled;
 mod short;
+mod standstill;
 mod vcollectives;
 mod windows;
 
@@ -129,6 +130,7 @@ const TESTS: &[Test] = &[
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "abort when all is done", layouts: APART, body: failures::abort_at_the_end },
     Test { name: "a limit ends a wait", layouts: THREADS, body: failures::limit },
+    Test { name: KILLED[2], layouts: PROCESSES, body: standstill::explained },
     Test { name: KILLED[1], layouts: PROCESSES, body: engines::killed },
     Test { name: KILLED[0], layouts: PROCESSES, body: failures::killed },
 ];
@@ -165,7 +167,8 @@ const BETWEEN_HOSTS: [&str; 27] = [
 ];
 
 /// The tests whose last rank does not end by itself.
-const KILLED: [&str; 2] = ["a killed process is told", "copy engines and a killed process"];
+const KILLED: [&str; 3] =
+    ["a killed process is told", "copy engines and a killed process", "standstills are explained"];
 
 /// Variables that tests are run with, by how their names begin.
 const SETTINGS: [(&str, &str, &str); 21] = [

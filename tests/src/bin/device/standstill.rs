@@ -1,0 +1,226 @@
+//! Jobs that stand still, looked at from outside as `oxccl ras` does: the rank at fault and the
+//! reason are named, whatever they are, and the job goes on once the reason is gone.
+
+use crate::failures::{abort_now, hear, survive, told, total};
+use crate::graphs::Held;
+use crate::rank::{Memory, Outcome, Rank, Replay, devices, group, ok, one, sum};
+use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureGlobal;
+use oxccl::oxccl::types::oxcclDeviceKind_t;
+use oxccl_runtime::ras::job;
+use oxccl_runtime::ras::verdict::{Cause, Patience, Verdict, verdicts};
+use oxccl_runtime::recorder::read::{PROC, own_pid, processes};
+use oxccl_tests::sequence::Random;
+use rustix::process::{Pid, Signal, getpid, kill_process};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const COUNT: usize = 1000;
+const BYTES: usize = COUNT * 4;
+
+/// The way in which one rank holds up others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// It does not make a call.
+    Skips,
+    /// It does not launch a graph.
+    SkipsReplay,
+    /// Its stream is busy with something else.
+    IsBusy,
+    /// It does not send what the others wait for.
+    SendsNothing,
+    /// It does not make a call of a communicator of two.
+    LeavesOneAlone,
+    /// It makes no communicator with the others.
+    DoesNotSplit,
+    /// A signal stops it.
+    Stops,
+}
+
+const ALL: [How; 7] = [
+    How::Skips,
+    How::SkipsReplay,
+    How::IsBusy,
+    How::SendsNothing,
+    How::LeavesOneAlone,
+    How::DoesNotSplit,
+    How::Stops,
+];
+
+fn on_gpu() -> bool {
+    devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda
+}
+
+/// Looks at the job until a verdict on it is as it should be, and all of them name one process: who
+/// has no part in what stands still may go on to what the process at fault does not call either. It
+/// may take 2 s on GPUs; a machine on which ranks share few processors has more time.
+fn look(is: impl Fn(&Verdict) -> bool) -> Outcome<Verdict> {
+    let (start, proc) = (Instant::now(), Path::new(PROC));
+    let (limit_s, patience) = match on_gpu() {
+        true => (2, Patience::default()),
+        false => (30, Patience { waiting_ns: 300_000_000, creating_ns: 300_000_000 }),
+    };
+    loop {
+        let job = job::of_process(processes(proc), own_pid(proc));
+        let mut found = verdicts(&job, patience);
+        found.retain(|verdict| verdict.cause.holds_up());
+        let pid = |verdict: &Verdict| {
+            let after = verdict.text.split_once("process ").map(|(_, after)| after);
+            after.and_then(|after| after.split(' ').next()?.parse::<i32>().ok())
+        };
+        let one = found.first().is_none_or(|first| found.iter().all(|of| pid(of) == pid(first)));
+        if let Some(at) = found.iter().position(&is).filter(|_| one) {
+            return Ok(found.swap_remove(at));
+        }
+        if start.elapsed() > Duration::from_secs(limit_s) {
+            return Err(format!("after {limit_s} s: {found:#?}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A standstill, the rank at fault, and the communicator.
+struct Standstill<'a> {
+    how: How,
+    victim: i32,
+    rank: &'a Rank,
+    memory: &'a Memory,
+    /// A sum, captured.
+    replay: &'a Replay,
+}
+
+impl Standstill<'_> {
+    /// Plays a rank's part. Who is at fault goes on once it is named.
+    fn play(&self) -> Outcome {
+        let Self { how, victim, rank, .. } = *self;
+        match (rank.rank == victim, how) {
+            (true, How::IsBusy) => {
+                let held = Held::on(rank.stream)?;
+                self.call()?;
+                self.explain()?;
+                held.release()?;
+            }
+            (true, How::Stops) => {
+                kill_process(getpid(), Signal::STOP).map_err(|e| e.to_string())?;
+                self.call()?;
+            }
+            (true, _) => {
+                self.explain()?;
+                self.call()?;
+            }
+            (false, _) => self.call()?,
+        }
+        // Another one has to look at who is stopped.
+        if how == How::Stops && rank.rank == (victim + 1) % rank.nranks {
+            let text = self.explain()?.text;
+            let pid = text.split_once("kill -CONT ").and_then(|(_, pid)| pid.split(' ').next());
+            let pid = pid.and_then(|pid| Pid::from_raw(pid.parse().ok()?)).ok_or(text.clone())?;
+            kill_process(pid, Signal::CONT).map_err(|e| e.to_string())?;
+        }
+        rank.synchronize()
+    }
+
+    /// Makes the call in which others wait.
+    fn call(&self) -> Outcome {
+        let Self { how, victim, rank, memory, .. } = *self;
+        match how {
+            How::SkipsReplay => self.replay.launch(rank.stream),
+            How::DoesNotSplit => rank.again()?.leave(),
+            How::SendsNothing if rank.rank == victim => group(|| {
+                let mut others = (0..rank.nranks).filter(|other| *other != victim);
+                others.try_for_each(|to| ok(rank.message(true, memory.at, BYTES, to)))
+            }),
+            How::SendsNothing => ok(rank.message(false, memory.part(BYTES), BYTES, victim)),
+            _ => ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES))),
+        }
+    }
+
+    /// Waits until it is said who is at fault, and why.
+    fn explain(&self) -> Outcome<Verdict> {
+        let sum = "all_reduce of 1000 × int32";
+        let (cause, part) = match self.how {
+            // In host memory a launch of a graph is a call like others.
+            How::SkipsReplay if on_gpu() => (Cause::NotBegun, "whether it launches its graph"),
+            How::Skips | How::SkipsReplay | How::LeavesOneAlone => (Cause::NotCalled, sum),
+            How::IsBusy => (Cause::NotBegun, sum),
+            How::SendsNothing => (Cause::NotCalled, "send/recv of 4000 bytes"),
+            How::DoesNotSplit => (Cause::NotJoined, "has not called ncclCommSplit"),
+            How::Stops => (Cause::Stopped, "kill -CONT "),
+        };
+        let begin = format!("rank {} ", self.victim);
+        look(|Verdict { cause: is, ranks, text, .. }| {
+            let names = text.starts_with(&begin) && text.contains(part);
+            (*is, &ranks[..]) == (cause, &[self.victim as u32]) && names
+        })
+    }
+}
+
+/// One rank after the other is at fault, in all ways; then calls are made in different orders; the
+/// last rank is killed in the end.
+pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(1 << 20)?;
+    let call = || ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
+    let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
+    // All ranks draw the same.
+    let mut random = Random(18);
+    for how in ALL.into_iter().chain(ALL) {
+        let victim = random.below(rank.nranks as u64) as i32;
+        (0..random.below(70)).try_for_each(|_| call())?;
+        total(rank, &memory)?;
+        // A pair is in the order of the ranks.
+        let (on, victim) = match how {
+            How::LeavesOneAlone => {
+                let is_in = [victim, (victim + 1) % rank.nranks].contains(&rank.rank);
+                let pair = rank.split(if is_in { 0 } else { -1 })?;
+                (pair, i32::from(victim + 1 == rank.nranks))
+            }
+            _ => (Some(*rank), victim),
+        };
+        let Some(on) = on else { continue };
+        let (memory, replay) = (&memory, &replay);
+        let played = Standstill { how, victim, rank: &on, memory, replay }.play();
+        played.map_err(|e| format!("{how:?} of rank {victim}: {e}"))?;
+        if how == How::LeavesOneAlone {
+            on.leave()?;
+        }
+    }
+    in_a_circle(rank, &memory)?;
+    killed(rank, &memory)
+}
+
+/// The last rank uses two communicators in another order than the others.
+fn in_a_circle(rank: &Rank, memory: &Memory) -> Outcome {
+    let (first, second) = (rank.again()?, rank.again()?);
+    total(rank, memory)?;
+    let mut order = [&first, &second];
+    if rank.rank + 1 == rank.nranks {
+        order.reverse();
+    }
+    for of in order {
+        ok(of.call_on(rank.stream, sum(COUNT), memory.at, memory.part(BYTES)))?;
+    }
+    if rank.rank == 0 {
+        look(|verdict| verdict.cause == Cause::Deadlock && verdict.ranks.contains(&0))?;
+    } else {
+        hear(&first)?;
+    }
+    // The others hear of it, and what waits is given up.
+    [first, second].iter().try_for_each(abort_now)?;
+    let _ = rank.synchronize();
+    total(rank, memory)
+}
+
+/// The last rank is killed; the others say so, and go on without it.
+fn killed(rank: &Rank, memory: &Memory) -> Outcome {
+    let last = rank.nranks - 1;
+    if rank.rank == last {
+        kill_process(getpid(), Signal::KILL).map_err(|e| e.to_string())?;
+    }
+    let lost = format!("rank {last}");
+    let _ = ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
+    told(rank, &[&lost])?;
+    if rank.rank == 0 {
+        look(|verdict| verdict.cause == Cause::Failed && verdict.text.contains(&lost))?;
+    }
+    survive(rank, memory)
+}
