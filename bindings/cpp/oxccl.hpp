@@ -522,10 +522,8 @@ class communicator {
   result<void> broadcast(C &&data, int root, const stream &on,
                          const call_options *with = nullptr) const {
     auto at = std::data(data);
-    auto count = std::size(data);
-    auto kind = type(data, data);
-    if (!with) return detail::check(ncclBcast(at, count, kind, root, get(), on.get()));
-    return detail::check(ncclBroadcastConfig(at, at, count, kind, root, get(), on.get(), with));
+    return detail::check(either(with, ncclBroadcast, ncclBroadcastConfig, at, at, std::size(data),
+                                type(data, data), root, get(), on.get()));
   }
   // The reduction of all ranks' inputs, in the root's output; ignored elsewhere.
   template <class In, class Out>

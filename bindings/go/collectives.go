@@ -51,88 +51,108 @@ func equal(function string, recv, send int) error {
 }
 
 // AllReduce leaves the reduction of all ranks' send in every rank's recv; both may be the same.
-func AllReduce[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp) error {
+func AllReduce[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp, options ...CallOptions) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
-		return AllReduceAsync(c, send, recv, op, on)
+		return AllReduceAsync(c, send, recv, op, on, options...)
 	})
 }
 
 // AllReduceAsync is AllReduce without waiting.
-func AllReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, on *Stream) error {
+func AllReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, on *Stream, options ...CallOptions) error {
 	if err := equal("AllReduce", recv.n, send.n); err != nil {
 		return err
 	}
-	return ncclAllReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, c.handle, on.handle)
+	return configured(options, func() error {
+		return ncclAllReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, c.handle, on.handle)
+	}, func(with *C.ncclCollConfig_t) error {
+		return ncclAllReduceConfig(send.data, recv.data, C.size_t(send.n), dataType[T](), op, c.handle, on.handle, with)
+	})
 }
 
 // Broadcast copies the root's elements to every rank.
-func Broadcast[T Element](ctx context.Context, c *Comm, data []T, root int) error {
+func Broadcast[T Element](ctx context.Context, c *Comm, data []T, root int, options ...CallOptions) error {
 	return onSlices(ctx, c, data, nil, func(data, _ Buffer[T], on *Stream) error {
-		return BroadcastAsync(c, data, root, on)
+		return BroadcastAsync(c, data, root, on, options...)
 	})
 }
 
 // BroadcastAsync is Broadcast without waiting.
-func BroadcastAsync[T Element](c *Comm, data Buffer[T], root int, on *Stream) error {
-	return ncclBcast(data.data, C.size_t(data.n), dataType[T](), narrow(root), c.handle, on.handle)
+func BroadcastAsync[T Element](c *Comm, data Buffer[T], root int, on *Stream, options ...CallOptions) error {
+	return configured(options, func() error {
+		return ncclBroadcast(data.data, data.data, C.size_t(data.n), dataType[T](), narrow(root), c.handle, on.handle)
+	}, func(with *C.ncclCollConfig_t) error {
+		return ncclBroadcastConfig(data.data, data.data, C.size_t(data.n), dataType[T](), narrow(root), c.handle, on.handle, with)
+	})
 }
 
 // Reduce leaves the reduction of all ranks' send in the root's recv, which is ignored elsewhere.
-func Reduce[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp, root int) error {
+func Reduce[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp, root int, options ...CallOptions) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
-		return ReduceAsync(c, send, recv, op, root, on)
+		return ReduceAsync(c, send, recv, op, root, on, options...)
 	})
 }
 
 // ReduceAsync is Reduce without waiting.
-func ReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, root int, on *Stream) error {
+func ReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, root int, on *Stream, options ...CallOptions) error {
 	if c.rank == root {
 		if err := equal("Reduce", recv.n, send.n); err != nil {
 			return err
 		}
 	}
-	return ncclReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, narrow(root), c.handle, on.handle)
+	return configured(options, func() error {
+		return ncclReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, narrow(root), c.handle, on.handle)
+	}, func(with *C.ncclCollConfig_t) error {
+		return ncclReduceConfig(send.data, recv.data, C.size_t(send.n), dataType[T](), op, narrow(root), c.handle, on.handle, with)
+	})
 }
 
 // AllGather puts every rank's send, one behind the other, into every rank's recv.
-func AllGather[T Element](ctx context.Context, c *Comm, send, recv []T) error {
+func AllGather[T Element](ctx context.Context, c *Comm, send, recv []T, options ...CallOptions) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
-		return AllGatherAsync(c, send, recv, on)
+		return AllGatherAsync(c, send, recv, on, options...)
 	})
 }
 
 // AllGatherAsync is AllGather without waiting.
-func AllGatherAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream) error {
+func AllGatherAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream, options ...CallOptions) error {
 	if err := fits(c, "AllGather", "recv", recv.n, send.n); err != nil {
 		return err
 	}
-	return ncclAllGather(send.data, recv.data, C.size_t(send.n), dataType[T](), c.handle, on.handle)
+	return configured(options, func() error {
+		return ncclAllGather(send.data, recv.data, C.size_t(send.n), dataType[T](), c.handle, on.handle)
+	}, func(with *C.ncclCollConfig_t) error {
+		return ncclAllGatherConfig(send.data, recv.data, C.size_t(send.n), dataType[T](), c.handle, on.handle, with)
+	})
 }
 
 // ReduceScatter leaves block r of the reduction of all ranks' send in the recv of rank r.
-func ReduceScatter[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp) error {
+func ReduceScatter[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp, options ...CallOptions) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
-		return ReduceScatterAsync(c, send, recv, op, on)
+		return ReduceScatterAsync(c, send, recv, op, on, options...)
 	})
 }
 
 // ReduceScatterAsync is ReduceScatter without waiting.
-func ReduceScatterAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, on *Stream) error {
+func ReduceScatterAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, on *Stream, options ...CallOptions) error {
 	if err := fits(c, "ReduceScatter", "send", send.n, recv.n); err != nil {
 		return err
 	}
-	return ncclReduceScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), op, c.handle, on.handle)
+	return configured(options, func() error {
+		return ncclReduceScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), op, c.handle, on.handle)
+	}, func(with *C.ncclCollConfig_t) error {
+		return ncclReduceScatterConfig(send.data, recv.data, C.size_t(recv.n), dataType[T](), op, c.handle, on.handle, with)
+	})
 }
 
 // AllToAll puts block r of this rank's send where the recv of rank r has the block of this rank.
-func AllToAll[T Element](ctx context.Context, c *Comm, send, recv []T) error {
+func AllToAll[T Element](ctx context.Context, c *Comm, send, recv []T, options ...CallOptions) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
-		return AllToAllAsync(c, send, recv, on)
+		return AllToAllAsync(c, send, recv, on, options...)
 	})
 }
 
 // AllToAllAsync is AllToAll without waiting.
-func AllToAllAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream) error {
+func AllToAllAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream, options ...CallOptions) error {
 	count := send.n / c.size
 	if err := fits(c, "AllToAll", "send", send.n, count); err != nil {
 		return err
@@ -140,42 +160,54 @@ func AllToAllAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream) error {
 	if err := equal("AllToAll", recv.n, send.n); err != nil {
 		return err
 	}
-	return ncclAlltoAll(send.data, recv.data, C.size_t(count), dataType[T](), c.handle, on.handle)
+	return configured(options, func() error {
+		return ncclAlltoAll(send.data, recv.data, C.size_t(count), dataType[T](), c.handle, on.handle)
+	}, func(with *C.ncclCollConfig_t) error {
+		return ncclAlltoAllConfig(send.data, recv.data, C.size_t(count), dataType[T](), c.handle, on.handle, with)
+	})
 }
 
 // Gather puts every rank's send, one behind the other, into the root's recv, which is ignored
 // elsewhere.
-func Gather[T Element](ctx context.Context, c *Comm, send, recv []T, root int) error {
+func Gather[T Element](ctx context.Context, c *Comm, send, recv []T, root int, options ...CallOptions) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
-		return GatherAsync(c, send, recv, root, on)
+		return GatherAsync(c, send, recv, root, on, options...)
 	})
 }
 
 // GatherAsync is Gather without waiting.
-func GatherAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream) error {
+func GatherAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream, options ...CallOptions) error {
 	if c.rank == root {
 		if err := fits(c, "Gather", "recv", recv.n, send.n); err != nil {
 			return err
 		}
 	}
-	return ncclGather(send.data, recv.data, C.size_t(send.n), dataType[T](), narrow(root), c.handle, on.handle)
+	return configured(options, func() error {
+		return ncclGather(send.data, recv.data, C.size_t(send.n), dataType[T](), narrow(root), c.handle, on.handle)
+	}, func(with *C.ncclCollConfig_t) error {
+		return ncclGatherConfig(send.data, recv.data, C.size_t(send.n), dataType[T](), narrow(root), c.handle, on.handle, with)
+	})
 }
 
 // Scatter puts block r of the root's send, which is ignored elsewhere, into the recv of rank r.
-func Scatter[T Element](ctx context.Context, c *Comm, send, recv []T, root int) error {
+func Scatter[T Element](ctx context.Context, c *Comm, send, recv []T, root int, options ...CallOptions) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
-		return ScatterAsync(c, send, recv, root, on)
+		return ScatterAsync(c, send, recv, root, on, options...)
 	})
 }
 
 // ScatterAsync is Scatter without waiting.
-func ScatterAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream) error {
+func ScatterAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream, options ...CallOptions) error {
 	if c.rank == root {
 		if err := fits(c, "Scatter", "send", send.n, recv.n); err != nil {
 			return err
 		}
 	}
-	return ncclScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), narrow(root), c.handle, on.handle)
+	return configured(options, func() error {
+		return ncclScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), narrow(root), c.handle, on.handle)
+	}, func(with *C.ncclCollConfig_t) error {
+		return ncclScatterConfig(send.data, recv.data, C.size_t(recv.n), dataType[T](), narrow(root), c.handle, on.handle, with)
+	})
 }
 
 // Send sends elements to a rank, which receives as many.

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -96,9 +95,7 @@ func configure(options []Option) *config {
 }
 
 func (c *config) text(name string, field **C.char, value string) {
-	if strings.ContainsRune(value, 0) {
-		text := fmt.Sprintf("%s is %q; expected a text without zeros", name, value)
-		c.err = &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
+	if c.err = errors.Join(c.err, withoutZeros(name, value)); c.err != nil {
 		return
 	}
 	*field = C.CString(value)

@@ -645,12 +645,9 @@ class Comm:
                   options: CallOptions | None = None) -> Array:
         """The root's elements, on every rank."""
         d = place("data", data, writable=True)
-        if options is not None:
-            return self._run(stream, lambda on: _c.ncclBroadcastConfig(
-                d.address, d.address, d.count, d.kind, _int("root", root), self._handle, on,
-                ctypes.byref(options._config)), data)
-        return self._run(stream, lambda on: _c.ncclBcast(
-            d.address, d.count, d.kind, _int("root", root), self._handle, on), data)
+        return self._run(stream, lambda on: _call(
+            options, _c.ncclBroadcast, _c.ncclBroadcastConfig,
+            d.address, d.address, d.count, d.kind, _int("root", root), self._handle, on), data)
 
     def reduce(self, send: Array, recv: Array, root: int = 0, op: Op = SUM, stream: Stream | None = None,
                options: CallOptions | None = None) -> Array:

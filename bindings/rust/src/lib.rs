@@ -71,6 +71,8 @@ mod error;
 mod graph;
 #[expect(unsafe_code, reason = "it lends buffers to C, for as long as a scope")]
 mod operations;
+#[expect(unsafe_code, reason = "it lends options to C, for as long as a call")]
+mod options;
 #[expect(unsafe_code, reason = "it waits for C to be done with what was lent")]
 mod scope;
 
@@ -81,4 +83,5 @@ pub use element::{Element, ReduceOp};
 pub use error::{Code, Error, Result};
 pub use graph::Graph;
 pub use operations::Parts;
+pub use options::{CallOptions, CtaPolicy, With, set_encryption};
 pub use scope::{Scope, Stream, group};

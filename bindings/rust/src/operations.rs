@@ -4,10 +4,15 @@ use crate::call::{check, number};
 use crate::comm::Comm;
 use crate::element::{Element, ReduceOp};
 use crate::error::{Error, Result};
+use crate::options::With;
 use crate::scope::{Scope, run};
 use capi::nccl::collectives::{
-    ncclAllGather, ncclAllReduce, ncclAlltoAll, ncclBcast, ncclGather, ncclRecv, ncclReduce,
+    ncclAllGather, ncclAllReduce, ncclAlltoAll, ncclBroadcast, ncclGather, ncclRecv, ncclReduce,
     ncclReduceScatter, ncclScatter, ncclSend,
+};
+use capi::nccl::configured::{
+    ncclAllGatherConfig, ncclAllReduceConfig, ncclAlltoAllConfig, ncclBroadcastConfig,
+    ncclGatherConfig, ncclReduceConfig, ncclReduceScatterConfig, ncclScatterConfig,
 };
 use capi::nccl::types::{ncclDataType_t, ncclRedOp_t};
 use capi::oxccl::vcollectives::{
@@ -27,56 +32,104 @@ pub struct Parts<'a> {
     pub displs: &'a [usize],
 }
 
-/// Defines an operation in both forms: `name, name_on: |comm| (arguments) { checks } call`, where
-/// communicator and stream follow the arguments of the call. Buffers are borrowed for `'a`.
+/// Defines operations: `name, name_on: |comm| (arguments) { checks } calls`, where communicator
+/// and stream follow the arguments of the call. Buffers are borrowed for `'a`. What is `configured`
+/// has a second call, whose last argument are options.
 macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param| (
+    (plain: $($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param| (
         $($argument:ident: $type:ty),*
     ) { $($checks:tt)* } $call:ident($($value:expr),*);)*) => {
         /// Operations. All ranks make the calls of a communicator in the same order.
         impl Comm {$(
-            $(#[$doc])*
-            ///
-            /// Blocks until it is complete on this rank. Fails if a length is wrong, if the calls
-            /// of the ranks differ, or if another rank fails.
-            pub fn $name<'a, T: Element>(&'a self, $($argument: $type),*) -> Result<()> {
-                run(stringify!($name), None, |scope| self.$on(scope, $($argument),*))
-            }
-
-            #[doc = concat!("Begins [`", stringify!($name), "`](Self::", stringify!($name), ").")]
-            /// It is complete when the scope ends. Blocks: never. Fails if a length is wrong, or if
-            /// the communicator has failed.
-            pub fn $on<'a, T: Element>(
-                &'a self,
-                scope: &'a Scope<'a, '_>,
-                $($argument: $type),*
-            ) -> Result<()> {
+            forms! { $(#[$doc])* ('a) &'a self, $name, $on($($argument: $type),*) scope {
                 let $comm = self;
                 $($checks)*
                 let stream = scope.enter(self)?;
                 // SAFETY: the buffers have as many elements as the call says, which was checked,
                 // and stay borrowed until the scope ends, which waits for the stream.
                 check(unsafe { $call($($value,)* self.raw(), stream) })
-            }
+            } }
+        )*}
+    };
+    (configured: $($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param| (
+        $($argument:ident: $type:ty),*
+    ) { $($checks:tt)* } $call:ident | $configured:ident($($value:expr),*);)*) => {
+        /// Collectives that can have options, by [`with`](Self::with). All ranks make the calls of
+        /// a communicator in the same order.
+        impl Comm {$(
+            forms! { $(#[$doc])* ('a) &'a self, $name, $on($($argument: $type),*) scope {
+                With::nothing(self).$on(scope, $($argument),*)
+            } }
+        )*}
+
+        /// Collectives with options.
+        impl<'a> With<'a, '_> {$(
+            forms! { $(#[$doc])* () self, $name, $on($($argument: $type),*) scope {
+                let comm = self.comm;
+                let $comm = comm;
+                $($checks)*
+                let stream = scope.enter(comm)?;
+                self.lend(|options| {
+                    // SAFETY: the buffers have as many elements as the call says, which was
+                    // checked, and stay borrowed until the scope ends, which waits for the stream.
+                    // Options are read before the call returns.
+                    check(unsafe { match options {
+                        None => $call($($value,)* comm.raw(), stream),
+                        Some(options) => $configured($($value,)* comm.raw(), stream, options),
+                    } })
+                })
+            } }
         )*}
     };
 }
 
+/// Defines a method that waits, and the one for a scope that it calls.
+macro_rules! forms {
+    ($(#[$doc:meta])* ($($life:lifetime)?) $(&$borrow:lifetime)? $self:ident, $name:ident,
+        $on:ident($($argument:ident: $type:ty),*) $scope:ident { $($body:tt)* }) => {
+        $(#[$doc])*
+        ///
+        /// Blocks until it is complete on this rank. Fails if a length is wrong, if the calls of
+        /// the ranks differ, or if another rank fails.
+        pub fn $name<$($life,)? T: Element>(
+            $(&$borrow)? $self,
+            $($argument: $type),*
+        ) -> Result<()> {
+            run(stringify!($name), None, |scope| $self.$on(scope, $($argument),*))
+        }
+
+        #[doc = concat!("Begins [`", stringify!($name), "`](Self::", stringify!($name), ").")]
+        /// It is complete when the scope ends. Blocks: never. Fails if a length is wrong, or if the
+        /// communicator has failed.
+        pub fn $on<$($life,)? T: Element>(
+            $(&$borrow)? $self,
+            $scope: &'a Scope<'a, '_>,
+            $($argument: $type),*
+        ) -> Result<()> {
+            $($body)*
+        }
+    };
+}
+
 operations! {
+configured:
     /// Leaves the reduction of all ranks' inputs in every rank's output, which is as long as the
     /// input.
     all_reduce, all_reduce_on: |_| (input: &'a [T], output: &'a mut [T], op: ReduceOp) {
         equal("all_reduce", "output", output.len(), input.len())?;
-    } ncclAllReduce(of(input), to(output), input.len(), type_of::<T>(), raw(op));
+    } ncclAllReduce | ncclAllReduceConfig(
+        of(input), to(output), input.len(), type_of::<T>(), raw(op)
+    );
 
     /// Replaces every rank's elements by the reduction of all ranks'.
     all_reduce_in_place, all_reduce_in_place_on: |_| (data: &'a mut [T], op: ReduceOp) {
         let at = to(data);
-    } ncclAllReduce(at, at, data.len(), type_of::<T>(), raw(op));
+    } ncclAllReduce | ncclAllReduceConfig(at, at, data.len(), type_of::<T>(), raw(op));
 
     /// Replaces every rank's elements by those of rank `root`.
     broadcast, broadcast_on: |_| (data: &'a mut [T], root: usize) {
-    } ncclBcast(to(data), data.len(), type_of::<T>(), number(root));
+        let at = to(data);
+    } ncclBroadcast | ncclBroadcastConfig(at, at, data.len(), type_of::<T>(), number(root));
 
     /// Leaves the reduction of all ranks' inputs in the output of rank `root`, which is as long as
     /// the input. The other ranks' output is ignored.
@@ -87,19 +140,21 @@ operations! {
         let len = output.as_ref().map_or(input.len(), |output| output.len());
         equal("reduce", "output", len, input.len())?;
         let output = output.map_or(null_mut(), to);
-    } ncclReduce(of(input), output, input.len(), type_of::<T>(), raw(op), number(root));
+    } ncclReduce | ncclReduceConfig(
+        of(input), output, input.len(), type_of::<T>(), raw(op), number(root)
+    );
 
     /// Replaces the elements of rank `root` by the reduction of all ranks'. Those of the other
     /// ranks stay.
     reduce_in_place, reduce_in_place_on: |_| (data: &'a mut [T], op: ReduceOp, root: usize) {
         let at = to(data);
-    } ncclReduce(at, at, data.len(), type_of::<T>(), raw(op), number(root));
+    } ncclReduce | ncclReduceConfig(at, at, data.len(), type_of::<T>(), raw(op), number(root));
 
     /// Leaves the inputs of all ranks one behind the other in every rank's output, which has a
     /// block as long as the input for each rank.
     all_gather, all_gather_on: |comm| (input: &'a [T], output: &'a mut [T]) {
         equal("all_gather", "output", output.len(), comm.blocks(input.len()))?;
-    } ncclAllGather(of(input), to(output), input.len(), type_of::<T>());
+    } ncclAllGather | ncclAllGatherConfig(of(input), to(output), input.len(), type_of::<T>());
 
     /// Fills the blocks of the other ranks in a buffer that has a block of equal length for each
     /// rank, and this rank's own elements in its block.
@@ -107,7 +162,7 @@ operations! {
         let count = comm.block("all_gather_in_place", "data", data.len())?;
         let data = data.as_mut_ptr();
         let own = data.wrapping_add(comm.rank() * count);
-    } ncclAllGather(own.cast(), data.cast(), count, type_of::<T>());
+    } ncclAllGather | ncclAllGatherConfig(own.cast(), data.cast(), count, type_of::<T>());
 
     /// Leaves this rank's block of the reduction of all ranks' inputs in its output. The input has
     /// a block as long as the output for each rank.
@@ -115,7 +170,9 @@ operations! {
         input: &'a [T], output: &'a mut [T], op: ReduceOp
     ) {
         equal("reduce_scatter", "input", input.len(), comm.blocks(output.len()))?;
-    } ncclReduceScatter(of(input), to(output), output.len(), type_of::<T>(), raw(op));
+    } ncclReduceScatter | ncclReduceScatterConfig(
+        of(input), to(output), output.len(), type_of::<T>(), raw(op)
+    );
 
     /// Replaces this rank's block of a buffer, which has a block of equal length for each rank, by
     /// the reduction of all ranks'. The other blocks stay.
@@ -125,21 +182,23 @@ operations! {
         let count = comm.block("reduce_scatter_in_place", "data", data.len())?;
         let data = data.as_mut_ptr();
         let own = data.wrapping_add(comm.rank() * count);
-    } ncclReduceScatter(data.cast(), own.cast(), count, type_of::<T>(), raw(op));
+    } ncclReduceScatter | ncclReduceScatterConfig(
+        data.cast(), own.cast(), count, type_of::<T>(), raw(op)
+    );
 
     /// Sends block `r` of this rank's input to rank `r`, in whose output it becomes the block of
     /// this rank. Input and output are equally long, with a block of equal length for each rank.
     all_to_all, all_to_all_on: |comm| (input: &'a [T], output: &'a mut [T]) {
         let count = comm.block("all_to_all", "input", input.len())?;
         equal("all_to_all", "output", output.len(), input.len())?;
-    } ncclAlltoAll(of(input), to(output), count, type_of::<T>());
+    } ncclAlltoAll | ncclAlltoAllConfig(of(input), to(output), count, type_of::<T>());
 
     /// Exchanges block `r` of this rank with this rank's block on rank `r`. The buffer has a block
     /// of equal length for each rank.
     all_to_all_in_place, all_to_all_in_place_on: |comm| (data: &'a mut [T]) {
         let count = comm.block("all_to_all_in_place", "data", data.len())?;
         let at = to(data);
-    } ncclAlltoAll(at, at, count, type_of::<T>());
+    } ncclAlltoAll | ncclAlltoAllConfig(at, at, count, type_of::<T>());
 
     /// Leaves the inputs of all ranks one behind the other in the output of rank `root`, which has
     /// a block as long as the input for each rank. The other ranks' output is ignored.
@@ -149,7 +208,7 @@ operations! {
         let len = output.as_ref().map_or(expected, |output| output.len());
         equal("gather", "output", len, expected)?;
         let output = output.map_or(null_mut(), to);
-    } ncclGather(of(input), output, input.len(), type_of::<T>(), number(root));
+    } ncclGather | ncclGatherConfig(of(input), output, input.len(), type_of::<T>(), number(root));
 
     /// Fills the blocks of the other ranks in the buffer of rank `root`. Every rank's buffer has a
     /// block of equal length for each rank, and this rank's own elements in its block.
@@ -157,7 +216,7 @@ operations! {
         let count = comm.block("gather_in_place", "data", data.len())?;
         let data = data.as_mut_ptr();
         let own = data.wrapping_add(comm.rank() * count);
-    } ncclGather(own.cast(), data.cast(), count, type_of::<T>(), number(root));
+    } ncclGather | ncclGatherConfig(own.cast(), data.cast(), count, type_of::<T>(), number(root));
 
     /// Leaves block `r` of the input of rank `root` in the output of rank `r`. The input has a
     /// block as long as the output for each rank. The other ranks' input is ignored.
@@ -166,7 +225,9 @@ operations! {
         let expected = comm.blocks(output.len());
         equal("scatter", "input", input.map_or(expected, <[T]>::len), expected)?;
         let input = input.map_or(null(), of);
-    } ncclScatter(input, to(output), output.len(), type_of::<T>(), number(root));
+    } ncclScatter | ncclScatterConfig(
+        input, to(output), output.len(), type_of::<T>(), number(root)
+    );
 
     /// Fills this rank's block with that of rank `root`. Every rank's buffer has a block of equal
     /// length for each rank; the other blocks stay.
@@ -174,8 +235,11 @@ operations! {
         let count = comm.block("scatter_in_place", "data", data.len())?;
         let data = data.as_mut_ptr();
         let own = data.wrapping_add(comm.rank() * count);
-    } ncclScatter(data.cast(), own.cast(), count, type_of::<T>(), number(root));
+    } ncclScatter | ncclScatterConfig(data.cast(), own.cast(), count, type_of::<T>(), number(root));
+}
 
+operations! {
+plain:
     /// Sends elements to rank `peer`, which has to receive as many. Ranks that send to each other
     /// do so in a [`group`](crate::group()).
     send, send_on: |_| (data: &'a [T], peer: usize) {

@@ -5,7 +5,7 @@ extern crate oxccl_rs as oxccl;
 mod common;
 
 use common::{on_ranks, random};
-use oxccl::{Buffer, Comm, Element, Parts, ReduceOp, Result, Stream, group};
+use oxccl::{Buffer, CallOptions, Comm, Element, Parts, ReduceOp, Result, Stream, group};
 use std::fmt::Debug;
 use std::iter::repeat_n;
 
@@ -15,9 +15,11 @@ enum Form {
     Waiting,
     Scope,
     Group,
+    /// A waiting call with options, where the operation can have any.
+    Options,
 }
 
-const FORMS: [Form; 3] = [Form::Waiting, Form::Scope, Form::Group];
+const FORMS: [Form; 4] = [Form::Waiting, Form::Scope, Form::Group, Form::Options];
 const OPS: [ReduceOp; 5] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
 /// The number of elements of a block: none, few, in packets, and in a stage.
@@ -27,9 +29,19 @@ const COUNTS: [usize; 4] = [0, 1, 67, 5000];
 macro_rules! call {
     ($form:expr, $comm:expr, $name:ident, $on:ident($($argument:expr),* $(,)?)) => {
         match $form {
-            Form::Waiting => $comm.$name($($argument),*),
+            Form::Waiting | Form::Options => $comm.$name($($argument),*),
             Form::Scope => Stream::new()?.scope(|s| $comm.$on(s, $($argument),*)),
             Form::Group => group(|g| $comm.$on(g, $($argument),*)),
+        }
+    };
+}
+
+/// Calls an operation that can have options in one of its forms.
+macro_rules! configured {
+    ($form:expr, $comm:expr, $name:ident, $on:ident($($argument:expr),* $(,)?)) => {
+        match $form {
+            Form::Options => $comm.with(&CallOptions::new().max_ctas(2)).$name($($argument),*),
+            form => call!(form, $comm, $name, $on($($argument),*)),
         }
     };
 }
@@ -113,25 +125,30 @@ fn reductions<T: Number>(comm: &Comm, form: Form, count: usize) -> Result<()> {
     // An average of three is not exact in all types.
     for op in OPS.into_iter().filter(|op| *op != ReduceOp::Avg || size != 3) {
         let (sums, mut out) = (reduced::<T>(size, op, 0..count), zeros(count));
-        call!(form, comm, all_reduce, all_reduce_on(&input, &mut out, op))?;
+        configured!(form, comm, all_reduce, all_reduce_on(&input, &mut out, op))?;
         assert_eq!(out, sums, "all_reduce {form:?} {op:?}");
         let mut data = input.clone();
-        call!(form, comm, all_reduce_in_place, all_reduce_in_place_on(&mut data, op))?;
+        configured!(form, comm, all_reduce_in_place, all_reduce_in_place_on(&mut data, op))?;
         assert_eq!(data, sums, "all_reduce_in_place {form:?} {op:?}");
 
         let mut out = zeros(count);
         let place = (rank == root).then_some(&mut out[..]);
-        call!(form, comm, reduce, reduce_on(&input, place, op, root))?;
+        configured!(form, comm, reduce, reduce_on(&input, place, op, root))?;
         assert_eq!(out, if rank == root { sums.clone() } else { zeros(count) }, "reduce {op:?}");
         let mut data = input.clone();
-        call!(form, comm, reduce_in_place, reduce_in_place_on(&mut data, op, root))?;
+        configured!(form, comm, reduce_in_place, reduce_in_place_on(&mut data, op, root))?;
         assert_eq!(data, if rank == root { sums } else { input.clone() }, "reduce_in_place {op:?}");
 
         let (sums, mut out) = (reduced::<T>(size, op, own.clone()), zeros(count));
-        call!(form, comm, reduce_scatter, reduce_scatter_on(&whole, &mut out, op))?;
+        configured!(form, comm, reduce_scatter, reduce_scatter_on(&whole, &mut out, op))?;
         assert_eq!(out, sums, "reduce_scatter {form:?} {op:?}");
         let mut data = whole.clone();
-        call!(form, comm, reduce_scatter_in_place, reduce_scatter_in_place_on(&mut data, op))?;
+        configured!(
+            form,
+            comm,
+            reduce_scatter_in_place,
+            reduce_scatter_in_place_on(&mut data, op)
+        )?;
         let mut expected = whole.clone();
         expected[own.clone()].copy_from_slice(&sums);
         assert_eq!(data, expected, "reduce_scatter_in_place {form:?} {op:?}");
@@ -149,40 +166,40 @@ fn copies<T: Number>(comm: &Comm, form: Form, count: usize) -> Result<()> {
     };
 
     let mut data = input.clone();
-    call!(form, comm, broadcast, broadcast_on(&mut data, root))?;
+    configured!(form, comm, broadcast, broadcast_on(&mut data, root))?;
     assert_eq!(data, elements(root, 0..count), "broadcast {form:?}");
 
     let mut out = zeros(all);
-    call!(form, comm, all_gather, all_gather_on(&input, &mut out))?;
+    configured!(form, comm, all_gather, all_gather_on(&input, &mut out))?;
     assert_eq!(out, gathered, "all_gather {form:?}");
     let mut data = only_block(size, rank, &input);
-    call!(form, comm, all_gather_in_place, all_gather_in_place_on(&mut data))?;
+    configured!(form, comm, all_gather_in_place, all_gather_in_place_on(&mut data))?;
     assert_eq!(data, gathered, "all_gather_in_place {form:?}");
 
     let mut out = zeros(all);
     let place = (rank == root).then_some(&mut out[..]);
-    call!(form, comm, gather, gather_on(&input, place, root))?;
+    configured!(form, comm, gather, gather_on(&input, place, root))?;
     assert_eq!(out, at_root(&gathered, &zeros(all)), "gather {form:?}");
     let mut data = only_block(size, rank, &input);
-    call!(form, comm, gather_in_place, gather_in_place_on(&mut data, root))?;
+    configured!(form, comm, gather_in_place, gather_in_place_on(&mut data, root))?;
     assert_eq!(data, at_root(&gathered, &only_block(size, rank, &input)), "gather_in_place");
 
     let (whole, block) = (elements(root, 0..all), elements(root, rank * count..(rank + 1) * count));
     let mut out = zeros::<T>(count);
     let from = (rank == root).then_some(&whole[..]);
-    call!(form, comm, scatter, scatter_on(from, &mut out, root))?;
+    configured!(form, comm, scatter, scatter_on(from, &mut out, root))?;
     assert_eq!(out, block, "scatter {form:?}");
     let mut data = at_root(&whole, &zeros(all));
-    call!(form, comm, scatter_in_place, scatter_in_place_on(&mut data, root))?;
+    configured!(form, comm, scatter_in_place, scatter_in_place_on(&mut data, root))?;
     assert_eq!(data, at_root(&whole, &only_block(size, rank, &block)), "scatter_in_place");
 
     let (input, mut out) = (elements::<T>(rank, 0..all), zeros(all));
     let exchanged: Vec<T> =
         (0..size).flat_map(|r| elements(r, rank * count..(rank + 1) * count)).collect();
-    call!(form, comm, all_to_all, all_to_all_on(&input, &mut out))?;
+    configured!(form, comm, all_to_all, all_to_all_on(&input, &mut out))?;
     assert_eq!(out, exchanged, "all_to_all {form:?}");
     let mut data = input.clone();
-    call!(form, comm, all_to_all_in_place, all_to_all_in_place_on(&mut data))?;
+    configured!(form, comm, all_to_all_in_place, all_to_all_in_place_on(&mut data))?;
     assert_eq!(data, exchanged, "all_to_all_in_place {form:?}");
     Ok(())
 }

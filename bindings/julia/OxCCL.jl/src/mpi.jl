@@ -7,18 +7,20 @@ function elsewhere(call, argument, array, other, root, c)
     throw(OxCCLError(ncclInvalidArgument, -1, -1, "$call: $argument is nothing; the root needs an array"))
 end
 
-Bcast!(data::Elements, c::Comm; root::Integer = 0, stream = nothing) = Bcast!(data, root, c; stream = stream)
+Bcast!(data::Elements, c::Comm; root::Integer = 0, stream = nothing, options...) =
+    Bcast!(data, root, c; stream = stream, options...)
 
-Reduce!(send::Elements, recv::Union{Elements,Nothing}, op::O, c::Comm; root::Integer = 0, stream = nothing) where {O} =
-    Reduce!(send, elsewhere("Reduce!", "recv", recv, send, root, c), op, root, c; stream = stream)
-Reduce!(data::Elements, op::O, c::Comm; root::Integer = 0, stream = nothing) where {O} =
-    Reduce!(data, data, op, root, c; stream = stream)
+Reduce!(send::Elements, recv::Union{Elements,Nothing}, op::O, c::Comm;
+        root::Integer = 0, stream = nothing, options...) where {O} =
+    Reduce!(send, elsewhere("Reduce!", "recv", recv, send, root, c), op, root, c; stream = stream, options...)
+Reduce!(data::Elements, op::O, c::Comm; root::Integer = 0, stream = nothing, options...) where {O} =
+    Reduce!(data, data, op, root, c; stream = stream, options...)
 
-Gather!(send::Elements, recv::Union{Elements,Nothing}, c::Comm; root::Integer = 0, stream = nothing) =
-    Gather!(send, elsewhere("Gather!", "recv", recv, send, root, c), root, c; stream = stream)
+Gather!(send::Elements, recv::Union{Elements,Nothing}, c::Comm; root::Integer = 0, stream = nothing, options...) =
+    Gather!(send, elsewhere("Gather!", "recv", recv, send, root, c), root, c; stream = stream, options...)
 
-Scatter!(send::Union{Elements,Nothing}, recv::Elements, c::Comm; root::Integer = 0, stream = nothing) =
-    Scatter!(elsewhere("Scatter!", "send", send, recv, root, c), recv, root, c; stream = stream)
+Scatter!(send::Union{Elements,Nothing}, recv::Elements, c::Comm; root::Integer = 0, stream = nothing, options...) =
+    Scatter!(elsewhere("Scatter!", "send", send, recv, root, c), recv, root, c; stream = stream, options...)
 
 Gatherv!(send::Elements{T}, recv::Union{VBuffer{T},Nothing}, c::Comm; root::Integer = 0, stream = nothing) where {T} =
     Gatherv!(send, recv, root, c; stream = stream)
@@ -38,27 +40,28 @@ function at_root_only(call, send, count, root, c)
 end
 
 "`Allreduce(send, op, comm)`: the reduction of all ranks' elements, in a new array; of a number, a number."
-Allreduce(send::Elements, op::O, c::Comm; stream = nothing) where {O} =
-    Allreduce!(send, similar(send), op, c; stream = stream)
-Allreduce(number::Number, op::O, c::Comm) where {O} = Allreduce!([number], op, c)[1]
+Allreduce(send::Elements, op::O, c::Comm; stream = nothing, options...) where {O} =
+    Allreduce!(send, similar(send), op, c; stream = stream, options...)
+Allreduce(number::Number, op::O, c::Comm; options...) where {O} = Allreduce!([number], op, c; options...)[1]
 
 "`Reduce(send, op, comm; root = 0)`: the reduction of all ranks' elements, in a new array at the root; nothing elsewhere. Of a number, a number."
-Reduce(send::Elements, op::O, c::Comm; root::Integer = 0, stream = nothing) where {O} =
-    at_root_only(recv -> Reduce!(send, recv, op, root, c; stream = stream), send, size(send), root, c)
-function Reduce(number::Number, op::O, c::Comm; root::Integer = 0) where {O}
-    result = Reduce([number], op, c; root = root)
+Reduce(send::Elements, op::O, c::Comm; root::Integer = 0, stream = nothing, options...) where {O} =
+    at_root_only(recv -> Reduce!(send, recv, op, root, c; stream = stream, options...), send, size(send), root, c)
+function Reduce(number::Number, op::O, c::Comm; root::Integer = 0, options...) where {O}
+    result = Reduce([number], op, c; root = root, options...)
     return result === nothing ? nothing : result[1]
 end
 
 "`Allgather(send, comm)`: every rank's elements, one behind the other, in a new array; of a number, an element per rank."
-Allgather(send::Elements, c::Comm; stream = nothing) =
-    Allgather!(send, similar(send, length(send) * c.size), c; stream = stream)
-Allgather(number::Number, c::Comm) = Allgather([number], c)
+Allgather(send::Elements, c::Comm; stream = nothing, options...) =
+    Allgather!(send, similar(send, length(send) * c.size), c; stream = stream, options...)
+Allgather(number::Number, c::Comm; options...) = Allgather([number], c; options...)
 
 "`Gather(send, comm; root = 0)`: every rank's elements, one behind the other, in a new array at the root; nothing elsewhere."
-Gather(send::Elements, c::Comm; root::Integer = 0, stream = nothing) =
-    at_root_only(recv -> Gather!(send, recv, root, c; stream = stream), send, length(send) * c.size, root, c)
-Gather(number::Number, c::Comm; root::Integer = 0) = Gather([number], c; root = root)
+Gather(send::Elements, c::Comm; root::Integer = 0, stream = nothing, options...) =
+    at_root_only(recv -> Gather!(send, recv, root, c; stream = stream, options...), send, length(send) * c.size, root, c)
+Gather(number::Number, c::Comm; root::Integer = 0, options...) = Gather([number], c; root = root, options...)
 
 "`Alltoall(send, comm)`: block r of `send` becomes the block of this rank in the new array of rank r."
-Alltoall(send::Elements, c::Comm; stream = nothing) = Alltoall!(send, similar(send), c; stream = stream)
+Alltoall(send::Elements, c::Comm; stream = nothing, options...) =
+    Alltoall!(send, similar(send), c; stream = stream, options...)

@@ -289,6 +289,48 @@ end
     expect_error(() -> Comm(2, UniqueId(), 0, init_timeout = 0.001), OxCCL.ncclSystemError, "1 of 2 ranks did not come")
 end
 
+@testset "options of calls" begin
+    on_ranks() do c
+        own, blocks = fill(c.rank + 1, 2), [1, 1, 2, 2, 3, 3, 4, 4]
+        for options in ((minCTAs = 1, maxCTAs = 4, CTAPolicy = 1, userProfilerTag = 1 << 40),
+                        (algSelection = SubString("^ring", 1, 5), forceAlgSelection = 0),
+                        (plan = "one_shot", deterministic = true, deadline = 60))
+            @test Allreduce!(copy(own), +, c; options...) == [10, 10] && Allreduce(1, +, c; options...) == 4
+            @test Bcast!(copy(own), 1, c; options...) == [2, 2] && Bcast!(copy(own), c; root = 2, options...) == [3, 3]
+            @test Reduce(own, max, c; root = 3, options...) == (c.rank == 3 ? [4, 4] : nothing)
+            @test Allgather(own, c; options...) == blocks
+            @test Reduce_scatter!(blocks, zeros(Int, 2), +, c; options...) == 4 * own
+            @test Alltoall(repeat(own, RANKS), c; options...) == blocks
+            @test Gather(own, c; root = 1, options...) == (c.rank == 1 ? blocks : nothing)
+            @test Scatter!(blocks, zeros(Int, 2), c; root = 1, options...) == own
+        end
+        for (text, options) in (("argument oxcclOptionPlan is \"no_such\"", (plan = "no_such",)),
+                                ("argument maxCTAs is 65", (maxCTAs = 65,)),
+                                ("argument oxcclOptionDeadlineMs is 0", (deadline = 0,)))
+            expect_error(() -> Allreduce!([1], +, c; options...), ncclInvalidArgument, text)
+        end
+        @test_throws ArgumentError Allreduce!([1], +, c; size = 1)
+        @test_throws ArgumentError Allreduce!([1], +, c; plan = "a\0b")
+        # One call waits for a rank for as long as its own bound says; other communicators go on.
+        part = OxCCL.split(c, 0, 0)
+        c.rank == 0 && expect_error(() -> Bcast!([1], 1, part; deadline = 0.05), ncclRemoteError, "ms for rank 1")
+        @test Allreduce!([1], +, c) == [4]
+        abort(part)
+        close(c)
+    end
+end
+
+@testset "encryption" begin
+    expect_error(() -> OxCCL.set_encryption!("short"), ncclInvalidArgument, "argument psk is a text of 5 bytes")
+    @test_throws ArgumentError OxCCL.set_encryption!("a\0b")
+    OxCCL.set_encryption!("a key that only these ranks have")
+    on_ranks() do c
+        @test Allreduce!([1], +, c) == [4]
+        close(c)
+    end
+    OxCCL.set_encryption!(nothing)
+end
+
 @testset "windows" begin
     on_ranks() do c
         x = zeros(Int64, RANKS)
