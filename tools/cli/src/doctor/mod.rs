@@ -3,6 +3,7 @@
 mod checks;
 mod compare;
 mod ranks;
+mod rates;
 mod read;
 mod report;
 
@@ -16,6 +17,7 @@ use oxccl_runtime::bootstrap::launch;
 use oxccl_runtime::config::Config;
 use oxccl_runtime::device;
 use ranks::Measured;
+use rates::Rates;
 use report::{Item, Row};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -110,7 +112,17 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let wanted = (options.host.is_empty() && launch.is_none()).then_some(ranks);
     let measured = match options.no_pairs {
         true => Measured::default(),
-        false => ranks::measure(options, wanted)?,
+        false => {
+            let rates = match (&launch, options.host.is_empty()) {
+                (_, false) => Rates::of_interfaces(&rows),
+                (None, true) if on_gpus() => {
+                    Rates::of_gpus(&root, &device::links().unwrap_or_default())
+                }
+                // A launcher may give ranks any GPU, and nothing tells what memory is made for.
+                (_, true) => Rates::default(),
+            };
+            ranks::measure(options, wanted, &rates)?
+        }
     };
     // All ranks of a launcher have the failure, the first one has the figures.
     if launch.as_ref().is_none_or(|launch| launch.rank == 0) {
@@ -122,10 +134,14 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     finish(options, host, &rows, &measured.tables)
 }
 
+/// Returns whether ranks use GPUs.
+fn on_gpus() -> bool {
+    device::current().is_ok_and(|device| !device.is_host())
+}
+
 /// Returns the number of ranks where nobody says how many, as `oxccl perf` does.
 fn usual_ranks() -> u32 {
-    let is_host = device::current().map_or(true, device::Device::is_host);
-    perf::usual_processes((!is_host).then(|| device::count(false).max(0) as u32))
+    perf::usual_processes(on_gpus().then(|| device::count(false).max(0) as u32))
 }
 
 /// Prints or writes a report; returns the exit code.

@@ -4,12 +4,12 @@
 use super::Options;
 use super::checks::Check;
 use super::checks::pairs::{self, Pair};
+use super::rates::Rates;
 use super::report::Row;
 use crate::error::{Error, Result};
 use crate::root::list;
 use crate::run::Host;
 use oxccl_runtime::config::Config;
-use oxccl_runtime::device;
 use std::ffi::OsString;
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -105,13 +105,14 @@ pub(super) struct Measured {
 
 /// Has every two ranks exchange data alone: so many ranks of this host, or those of the hosts that
 /// the options name, or those that a launcher has started, of which this process is one then.
-pub(super) fn measure(options: &Options, ranks: Option<u32>) -> Result<Measured> {
+/// `rates` are those that their links are made for.
+pub(super) fn measure(options: &Options, ranks: Option<u32>, rates: &Rates) -> Result<Measured> {
     let mut command = match options.host.is_empty() {
         true => Command::new(own()?),
         false => on_hosts(options, &options.host, "no")?,
     };
     // Large enough for the bandwidth of the link, and small enough to be checked in a short time.
-    let bytes = if device::current().is_ok_and(|d| !d.is_host()) { "32M" } else { "4M" };
+    let bytes = if super::on_gpus() { "32M" } else { "4M" };
     command.args(["perf", "--matrix", "--json", "-", "-b", "8", "-e", bytes]);
     if let Some(ranks) = ranks {
         command.args(["--ranks", &ranks.to_string()]);
@@ -137,7 +138,14 @@ pub(super) fn measure(options: &Options, ranks: Option<u32>) -> Result<Measured>
     let tables: Vec<&str> = ended.out.lines().filter(is_table).collect();
     let tables = tables.join("\n") + "\n";
     let mut checks = match ended.success || !pairs.is_empty() {
-        true => pairs::judge(&pairs, &|rank| host_of(&options.host, rank)),
+        true => {
+            let host = |rank| host_of(&options.host, rank);
+            let rate = |pair: [u32; 2]| {
+                let [a, b] = pair.map(host);
+                rates.between(pair, [&a, &b])
+            };
+            pairs::judge(&pairs, &host, &rate)
+        }
         false => Vec::new(),
     };
     let is_judged = checks.iter().any(|check| check.verdict == super::checks::Verdict::Failure);

@@ -100,6 +100,11 @@ fn network_of(root: &Root, config: &Config) -> Vec<Check> {
     let interface = |found: oxccl_net::interface::Interface| Interface {
         state: state(root, &found.name),
         mtu: root.number(&format!("sys/class/net/{}/mtu", found.name)),
+        // Interfaces without an adapter tell some number.
+        mbits_s: root
+            .link(&format!("sys/class/net/{}/device", found.name))
+            .and_then(|_| root.number(&format!("sys/class/net/{}/speed", found.name)))
+            .filter(|rate| *rate > 0),
         name: found.name,
         address: found.address.ip(),
     };

@@ -75,7 +75,7 @@ impl Check {
     }
 
     /// Adds a value that should be the same on all hosts.
-    fn fact(mut self, name: &str, value: impl ToString) -> Self {
+    pub(super) fn fact(mut self, name: &str, value: impl ToString) -> Self {
         self.facts.insert(name.to_owned(), value.to_string());
         self
     }

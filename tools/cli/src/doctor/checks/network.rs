@@ -12,6 +12,9 @@ pub(in crate::doctor) struct Interface {
     pub(in crate::doctor) state: Option<String>,
     /// The largest packet in bytes; `None` if that cannot be read.
     pub(in crate::doctor) mtu: Option<u32>,
+    /// The rate that an adapter and its cable are made for, in Mbit/s; `None` if there is no
+    /// adapter, or if it tells none.
+    pub(in crate::doctor) mbits_s: Option<u32>,
 }
 
 impl Interface {
@@ -54,7 +57,11 @@ pub(in crate::doctor) fn interface(admitted: &[Interface], variables: &str) -> C
     } else {
         Check::ok(NAME, found)
     };
-    check.fact("name", &first.name)
+    let check = check.fact("name", &first.name);
+    match first.mbits_s {
+        Some(rate) => check.fact("Mbit/s", rate),
+        None => check,
+    }
 }
 
 /// Judges the largest packets of the interfaces, of which loopback does not count beside others.
@@ -97,7 +104,8 @@ mod tests {
 
     fn at(name: &str, address: &str, state: Option<&str>, mtu: Option<u32>) -> Interface {
         let address = address.parse().expect("an address");
-        Interface { name: name.to_owned(), address, state: state.map(str::to_owned), mtu }
+        let (name, state) = (name.to_owned(), state.map(str::to_owned));
+        Interface { name, address, state, mtu, mbits_s: Some(10_000) }
     }
 
     #[test]
@@ -106,6 +114,7 @@ mod tests {
         let check = interface(std::slice::from_ref(&up), "NCCL_SOCKET_IFNAME=e");
         assert_eq!(check.verdict, Verdict::Ok);
         assert!(check.found.contains("e (192.0.2.1, up, MTU 1500), chosen by NCCL"), "{check:?}");
+        assert_eq!(check.facts["Mbit/s"], "10000");
         assert_eq!(interface(&[down.clone(), up.clone()], "").verdict, Verdict::Failure);
         assert_eq!(interface(&[up, down], "").verdict, Verdict::Ok);
         assert_eq!(interface(&[], "NCCL_SOCKET_IFNAME=x").verdict, Verdict::Failure);

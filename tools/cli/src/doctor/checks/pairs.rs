@@ -1,6 +1,7 @@
 //! Checks of the exchanges between every two ranks.
 
 use super::Check;
+use crate::doctor::rates::Rate;
 use serde::{Deserialize, Serialize};
 
 /// The figures of two ranks that exchanged data alone, of the fastest of several rounds: what else
@@ -50,10 +51,12 @@ fn median(numbers: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Judges the pairs; `host` tells the host of a rank, as pairs within a host are compared with each
-/// other, and those between hosts.
-pub(in crate::doctor) fn judge(pairs: &[Pair], host: &dyn Fn(u32) -> String) -> Vec<Check> {
-    /// The share of the median below which a pair is slow.
-    const SLOW: f64 = 0.5;
+/// other, and those between hosts. `rate` tells the rate that the link of two ranks is made for.
+pub(in crate::doctor) fn judge(
+    pairs: &[Pair],
+    host: &dyn Fn(u32) -> String,
+    rate: &dyn Fn([u32; 2]) -> Option<Rate>,
+) -> Vec<Check> {
     if pairs.is_empty() {
         return vec![Check::not_applicable("pairs of ranks", "There is one rank.")];
     }
@@ -76,34 +79,60 @@ pub(in crate::doctor) fn judge(pairs: &[Pair], host: &dyn Fn(u32) -> String) -> 
     for within in [true, false] {
         let of_class = |pair: &&Pair| (host(pair.pair[0]) == host(pair.pair[1])) == within;
         let class: Vec<&Pair> = pairs.iter().filter(of_class).collect();
-        if class.is_empty() {
-            continue;
+        if !class.is_empty() {
+            checks.push(speed(within, &class, host, rate));
         }
-        let name = if within { "speed within a host" } else { "speed between hosts" };
-        let usual = median(class.iter().map(|pair| pair.algbw));
-        let found = format!(
-            "The median of the best rounds is {:.1} us for 8 bytes, and {usual:.2} GB/s each way.",
-            median(class.iter().map(|pair| pair.time_us))
-        );
-        let slow: Vec<String> = class
-            .iter()
-            .filter(|pair| pair.algbw < SLOW * usual)
-            .map(|Pair { pair: [a, b], algbw, .. }| match within {
-                true => format!("ranks {a} and {b} {algbw:.2}"),
-                false => format!("ranks {a} ({}) and {b} ({}) {algbw:.2}", host(*a), host(*b)),
-            })
-            .collect();
-        checks.push(match slow.is_empty() {
-            true => Check::ok(name, found),
-            false => Check::warning(
-                name,
-                format!("{found} Pairs with less than half of that: {}.", slow.join(", ")),
-                "Measure again when the machine is idle (oxccl perf --matrix); then compare the \
-                 links of these ranks with those of the others (oxccl topo).",
-            ),
-        });
     }
     checks
+}
+
+/// Judges the speed of pairs within a host, or of those between hosts.
+fn speed(
+    within: bool,
+    class: &[&Pair],
+    host: &dyn Fn(u32) -> String,
+    rate: &dyn Fn([u32; 2]) -> Option<Rate>,
+) -> Check {
+    /// The share of the median below which a pair is slow, and that of its link's rate: an exchange
+    /// uses both directions, and needs processors, threads of GPUs, or copies.
+    const SLOW: f64 = 0.5;
+    const POOR: f64 = 1.0 / 3.0;
+    let usual = median(class.iter().map(|pair| pair.algbw));
+    let mut found = format!(
+        "The median of the best rounds is {:.1} us for 8 bytes, and {usual:.2} GB/s each way.",
+        median(class.iter().map(|pair| pair.time_us))
+    );
+    let ranks = |pair: &Pair| {
+        let [a, b] = pair.pair;
+        let text = match within {
+            true => format!("ranks {a} and {b}"),
+            false => format!("ranks {a} ({}) and {b} ({})", host(a), host(b)),
+        };
+        format!("{text} {:.2}", pair.algbw)
+    };
+    let slow = class.iter().filter(|pair| pair.algbw < SLOW * usual);
+    let slow: Vec<String> = slow.map(|pair| ranks(pair)).collect();
+    let rates = || class.iter().filter_map(|pair| Some((*pair, rate(pair.pair)?)));
+    let poor = rates().filter(|(pair, rate)| pair.algbw < POOR * rate.gbytes_s);
+    let poor: Vec<String> = poor
+        .map(|(pair, Rate { gbytes_s, link })| format!("{} of {gbytes_s:.1} ({link})", ranks(pair)))
+        .collect();
+    if let Some((_, Rate { gbytes_s, link })) = rates().next().filter(|_| poor.is_empty()) {
+        found += &format!(" The link is made for {gbytes_s:.1} GB/s ({link}).");
+    }
+    if !slow.is_empty() {
+        found += &format!(" Pairs with less than half of that: {}.", slow.join(", "));
+    }
+    if !poor.is_empty() {
+        let of = "Pairs with less than a third of what their links are made for";
+        found += &format!(" {of}: {}.", poor.join(", "));
+    }
+    let name = if within { "speed within a host" } else { "speed between hosts" };
+    let is_well = slow.is_empty() && poor.is_empty();
+    let advice = "Measure again when the machine is idle (oxccl perf --matrix); then compare the \
+                  links of these ranks with those of the others (oxccl topo). Adapters for RDMA \
+                  need a plugin: TCP does not fill fast ones.";
+    if is_well { Check::ok(name, found) } else { Check::warning(name, found, advice) }
 }
 
 #[cfg(test)]
@@ -116,7 +145,7 @@ mod tests {
     }
 
     fn verdicts(pairs: &[Pair], host: &dyn Fn(u32) -> String) -> Vec<Verdict> {
-        judge(pairs, host).iter().map(|check| check.verdict).collect()
+        judge(pairs, host, &|_| None).iter().map(|check| check.verdict).collect()
     }
 
     #[test]
@@ -127,7 +156,7 @@ mod tests {
         assert_eq!(verdicts(&even, &host), [ok, ok]);
         let odd = [pair([0, 1], 10.0), pair([0, 2], 4.0), pair([1, 2], 11.0)];
         assert_eq!(verdicts(&odd, &host), [ok, warning]);
-        let found = &judge(&odd, &host)[1].found;
+        let found = &judge(&odd, &host, &|_| None)[1].found;
         assert!(found.ends_with("less than half of that: ranks 0 and 2 4.00."), "{found}");
         let wrong = Pair { wrong: 3, ..pair([0, 1], 10.0) };
         assert_eq!(verdicts(&[wrong], &host), [Verdict::Failure, ok]);
@@ -137,13 +166,30 @@ mod tests {
     }
 
     #[test]
+    fn a_pair_below_a_third_of_what_its_link_is_made_for_is_slow() {
+        let rate = |ranks: [u32; 2]| {
+            let link = "18 NVLinks of 25.0 GB/s".to_owned();
+            (ranks != [1, 2]).then_some(Rate { gbytes_s: 450.0, link })
+        };
+        let speed = |pairs: &[Pair]| judge(pairs, &|_| String::new(), &rate)[1].clone();
+        let well = speed(&[pair([0, 1], 151.0)]);
+        assert_eq!(well.verdict, Verdict::Ok);
+        let made = "The link is made for 450.0 GB/s (18 NVLinks of 25.0 GB/s).";
+        assert!(well.found.ends_with(made), "{well:?}");
+        let poor = speed(&[pair([0, 1], 149.0), pair([0, 2], 151.0), pair([1, 2], 140.0)]);
+        assert_eq!(poor.verdict, Verdict::Warning);
+        let named = "made for: ranks 0 and 1 149.00 of 450.0 (18 NVLinks of 25.0 GB/s).";
+        assert!(poor.found.ends_with(named), "{poor:?}");
+    }
+
+    #[test]
     fn pairs_between_hosts_are_compared_with_each_other() {
         let host = |rank: u32| format!("n{}", rank / 2);
         let mut pairs = vec![pair([0, 1], 100.0), pair([2, 3], 90.0)];
         pairs.extend([[0, 2], [0, 3], [1, 2]].map(|ranks| pair(ranks, 1.0)));
         assert_eq!(verdicts(&pairs, &host), [Verdict::Ok; 3]);
         pairs.push(pair([1, 3], 0.1));
-        let checks = judge(&pairs, &host);
+        let checks = judge(&pairs, &host, &|_| None);
         assert_eq!(checks[2].verdict, Verdict::Warning);
         assert!(checks[2].found.contains("ranks 1 (n0) and 3 (n1) 0.10"), "{checks:?}");
     }
