@@ -486,6 +486,7 @@ impl Communicator {
     /// Ends all operations now, with the error `why`. Returns when nothing accesses the user's
     /// memory any more. The error names the ranks that may still do so after a second.
     fn stop(&self, why: Error) -> Result<()> {
+        self.executor.rank().recorder.note(End::Abort);
         self.executor.rank().fail(why);
         let writers = self.executor.stop(QUIET)?;
         if writers.is_empty() {
@@ -499,7 +500,6 @@ impl Communicator {
     /// Ends all operations and the communicator, whatever the other ranks do. Blocks for a second
     /// at most.
     pub fn abort(&self) -> Result<()> {
-        self.executor.rank().recorder.note(End::Abort);
         let stopped = self.stop(Error::Aborted { by: "ncclCommAbort" });
         self.leave();
         stopped

@@ -1,7 +1,7 @@
 //! The communicators of a job, put together from what its processes record.
 
 use crate::recorder::read::{OperationReport, Process, RankReport};
-use crate::recorder::{Kind, Stage};
+use crate::recorder::{COLLECTIVES, Kind, Stage};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The most ranks that a communicator is believed to have for each of them that has answered, where
@@ -80,6 +80,22 @@ pub fn refuse(processes: &mut [Process], sizes: &HashMap<u64, u32>) {
             is_size && seen.insert((*comm, *rank))
         });
         process.left_out |= process.ranks.len() < told;
+    }
+}
+
+/// Takes away what ranks have called since a first look, beyond what the rank that was ahead of the
+/// others had called by then. Ranks that make the same calls then count the same, though each is
+/// read at another time; only one that has not caught up by the second look counts less.
+pub fn level(first: &[Process], now: &mut [Process]) {
+    let mut most: HashMap<u64, [u64; COLLECTIVES]> = HashMap::new();
+    for rank in first.iter().flat_map(|process| &process.ranks) {
+        let most = most.entry(rank.comm).or_default().iter_mut();
+        most.zip(rank.collectives_by_kind).for_each(|(most, count)| *most = count.max(*most));
+    }
+    for rank in now.iter_mut().flat_map(|process| &mut process.ranks) {
+        let Some(most) = most.get(&rank.comm) else { continue };
+        let counts = rank.collectives_by_kind.iter_mut();
+        counts.zip(most).for_each(|(count, most)| *count = (*count).min(*most));
     }
 }
 
@@ -190,6 +206,25 @@ mod tests {
         };
         let all = (1..40_000).map(of).collect();
         assert_eq!(of_process(all, 20_000).len(), 39_999);
+    }
+
+    #[test]
+    fn who_has_caught_up_by_a_second_look_is_level_with_the_others() {
+        let of = |counts: [u64; 3]| {
+            let all = (0u32..).zip(counts).map(|(number, count)| {
+                process(number, "10.0.0.1", vec![rank(1, number, 3, count)])
+            });
+            all.collect::<Vec<_>>()
+        };
+        let levelled = |first: &[Process], now| {
+            let mut now = of(now);
+            level(first, &mut now);
+            now.iter().map(|process| process.ranks[0].collectives_by_kind[0]).collect::<Vec<_>>()
+        };
+        // While the second rank was read, the first one went on; the last one does not.
+        assert_eq!(levelled(&of([10, 11, 9]), [13, 12, 9]), [11, 11, 9]);
+        // What was not there at the first look counts as it is.
+        assert_eq!(levelled(&[], [3, 4, 5]), [3, 4, 5]);
     }
 
     #[test]

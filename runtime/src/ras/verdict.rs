@@ -91,7 +91,7 @@ pub fn verdicts(processes: &[Process], patience: Patience) -> Vec<Verdict> {
 }
 
 /// Returns a time span for texts.
-fn span(ns: u64) -> String {
+pub fn span(ns: u64) -> String {
     match ns as f64 / 1e9 {
         s if s >= 600.0 => format!("{:.0} min", s / 60.0),
         s if s >= 1.0 => format!("{s:.1} s"),
@@ -123,11 +123,13 @@ fn verb(ranks: &[u32], one: &'static str, several: &'static str) -> &'static str
 }
 
 /// Returns the failure of a communicator, in the words of a rank that found it or, if none is seen,
-/// of one that heard of it. What the user asked for is no failure.
+/// of one that heard of it. What the user asked for is no failure, nor what the user has answered
+/// by giving up the communicator.
 fn failed(comm: &Comm<'_>) -> Option<Verdict> {
     let failed = |source: fn(Source) -> bool| {
         let is = move |member: &&Member<'_>| {
-            member.rank.stage == Stage::Failed && source(member.rank.failure_source)
+            let is_open = member.rank.stage == Stage::Failed && !member.rank.aborted;
+            is_open && source(member.rank.failure_source)
         };
         comm.members.iter().filter(is).collect::<Vec<_>>()
     };
@@ -392,6 +394,20 @@ fn progress_on_gpu(waits: &Member<'_>, to: &Member<'_>) -> Option<Progress> {
     }
 }
 
+/// Returns the progress of a rank with the operation in which another one waits for it; `None` if
+/// it has not called it.
+fn progress_with(from: &Member<'_>, to: &Member<'_>) -> Option<Progress> {
+    match collective_of(from) {
+        Some(number) => Some(progress(to, number)),
+        None if to.rank.gpu.is_some() => progress_on_gpu(from, to),
+        // It may be in the other half of a message, or before it.
+        None => to.operation(to.rank.finished).map(|op| match op.begun_ns {
+            Some(_) => Progress::Inside,
+            None => Progress::NotBegun,
+        }),
+    }
+}
+
 /// Returns the number of the collective in which a rank waits; `None` for other operations, and in
 /// kernels.
 fn collective_of(waits: &Member<'_>) -> Option<u64> {
@@ -485,16 +501,7 @@ fn blame(from: &Member<'_>, to: &Member<'_>, waiting: &[u32], since_ns: u64) -> 
     let wait = verb(waiting, "waits", "wait");
     let effect = format!("{operation}, in which {} {wait} for {waited}", list(waiting));
     let place = to.place();
-    let progress = match collective_of(from) {
-        Some(number) => Some(progress(to, number)),
-        None if to.rank.gpu.is_some() => progress_on_gpu(from, to),
-        // It may be in the other half of a message, or before it.
-        None => to.operation(to.rank.finished).map(|op| match op.begun_ns {
-            Some(_) => Progress::Inside,
-            None => Progress::NotBegun,
-        }),
-    };
-    match (to.process.state, progress) {
+    match (to.process.state, progress_with(from, to)) {
         (ProcessState::Stopped, _) => {
             let remedy = format!("continue it with kill -CONT {}", to.process.pid);
             let fact = "is stopped by a signal or a debugger";
@@ -576,12 +583,23 @@ fn circle(all: &[Waits<'_, '_>]) -> Option<Verdict> {
     let circle = &path[begin..];
     let texts = circle.iter().map(|(comm, from, to)| {
         let (place, operation) = (from.place(), operation_text(from));
-        let (own, title, to) = (from.rank.rank, comm.title(), to.rank.rank);
-        format!("rank {own} of {title} ({place}) waits in {operation} for rank {to}")
+        let (own, title, other) = (from.rank.rank, comm.title(), to.rank.rank);
+        let why = match progress_with(from, to) {
+            Some(Progress::NotCalled) | None => ", which has not called it",
+            Some(Progress::NotBegun) => ", whose stream has not come to it",
+            Some(Progress::Inside | Progress::Done) => "",
+        };
+        format!("rank {own} of {title} ({place}) waits in {operation} for rank {other}{why}")
     });
+    // A stream that has not come to a call may wait for something else.
+    let is_late = |(_, from, to): &_| progress_with(from, to) == Some(Progress::NotBegun);
+    let more = match circle.iter().any(is_late) {
+        true => ", and see what else these streams wait for",
+        false => "",
+    };
     let text = format!(
         "ranks wait for each other in a circle: {}; call in the same order on all ranks, or give \
-         each communicator a stream of its own",
+         each communicator a stream of its own{more}",
         texts.collect::<Vec<_>>().join("; ")
     );
     let ranks = circle.iter().map(|(_, from, _)| from.rank.rank).collect();

@@ -2,7 +2,7 @@
 //! user find among the descriptors of the process. It ends with the process.
 
 use super::text::Text;
-use super::ticks::moment;
+use super::ticks::{counts, moment};
 use super::{Section, section_at as at};
 use crate::fork;
 use crate::os::memory::{Mapping, sealed_memfd};
@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// The name of the file, as links in `/proc` show it.
 pub(super) const NAME: &str = "oxccl-recorder";
 /// The first word of the file: the name of the format, with its version.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"oxccl-2\0");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"oxccl-3\0");
 /// Bytes before the first section.
 const HEAD_BYTES: usize = 4096;
 /// Ranks of a process that others can read at a time.
@@ -31,6 +31,8 @@ pub(super) struct Head {
     /// The moment at which the file was made: in ticks, by the monotonic clock and by the time of
     /// day, in ns.
     pub(super) moment: [AtomicU64; 3],
+    /// 1 if ticks are those of the processor's counter, 0 if they are ns of the monotonic clock.
+    pub(super) counter: AtomicU64,
     /// Sections that have been used so far.
     pub(super) used: AtomicU64,
     /// The address of the host.
@@ -68,8 +70,9 @@ impl File {
     fn new() -> Option<Self> {
         let fd = sealed_memfd(NAME, BYTES).ok()?;
         let mapping = Mapping::of(fd.as_fd(), BYTES).ok()?;
-        let Head { magic, pid, moment: words, .. } = head(&mapping);
-        let (ticks, monotonic, time) = moment();
+        let Head { magic, pid, moment: words, counter, .. } = head(&mapping);
+        let (ticks, monotonic, time) = moment(counts());
+        counter.store(counts().into(), Ordering::Relaxed);
         for (word, value) in words.iter().zip([ticks, monotonic, time]) {
             word.store(value, Ordering::Relaxed);
         }

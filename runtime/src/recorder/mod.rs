@@ -104,7 +104,7 @@ pub enum End {
     Finalize = 1,
     /// The communicator is destroyed.
     Destroy = 2,
-    /// Operations under way are given up.
+    /// Operations under way are given up: by an abort, by a revocation, or by a shrink.
     Abort = 4,
 }
 

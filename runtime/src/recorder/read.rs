@@ -88,7 +88,7 @@ pub struct RankReport {
     pub finalized: bool,
     /// True once the user has begun to destroy the communicator.
     pub destroyed: bool,
-    /// True once the user has aborted or revoked the communicator.
+    /// True once the user has aborted or revoked the communicator, or shrunk it with an abort.
     pub aborted: bool,
     /// The peer and step for which the operation under way waits; `None` if it waits for none.
     pub waiting: Option<Awaited>,
@@ -194,7 +194,7 @@ pub fn process(root: &Path, pid: u32) -> Option<Process> {
         return None;
     }
     let word = |at: usize| head.moment[at].load(Ordering::Relaxed);
-    let (now, monotonic, time) = moment();
+    let (now, monotonic, time) = moment(is(&head.counter, 1));
     // Recorded times are differences to now, by a clock that nobody sets.
     let age = monotonic.saturating_sub(word(1));
     let scale = Scale { first: (word(0), time.saturating_sub(age)), last: (now, time) };

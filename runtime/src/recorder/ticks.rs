@@ -12,28 +12,34 @@ pub(super) fn clock_ns(clock: clockid_t) -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Returns the time in ticks, whose rate [`Scale`] tells.
+/// Returns the time in ticks of this process, whose rate [`Scale`] tells.
 #[inline]
 pub(super) fn ticks() -> u64 {
+    ticks_by(counts())
+}
+
+/// Returns the time in ticks: by the counter, or in ns by the system's clock.
+#[inline]
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+fn ticks_by(counter: bool) -> u64 {
     #[cfg(target_arch = "x86_64")]
-    if is_invariant() {
+    if counter {
         // SAFETY: every processor of this architecture has the instruction.
         return unsafe { std::arch::x86_64::_rdtsc() };
     }
     clock_ns(CLOCK_MONOTONIC)
 }
 
-/// Returns whether the system keeps its own time by the counter, which then runs at one rate, and
-/// on all processors alike.
-#[cfg(target_arch = "x86_64")]
+/// Returns whether this process takes the counter: whether the system kept its own time by it when
+/// this was asked first. It then runs at one rate, and on all processors alike.
 #[inline]
-fn is_invariant() -> bool {
+pub(super) fn counts() -> bool {
     use std::sync::LazyLock;
     const SOURCE: &str =
         concat!("/sys/devices/system/clocksource/", "clocksource0/current_clocksource");
-    static INVARIANT: LazyLock<bool> =
+    static COUNTS: LazyLock<bool> =
         LazyLock::new(|| std::fs::read_to_string(SOURCE).is_ok_and(|name| name.trim() == "tsc"));
-    *INVARIANT
+    *COUNTS
 }
 
 /// Two moments, by ticks and by the time of day in ns, between and beside which times are
@@ -44,11 +50,12 @@ pub(super) struct Scale {
     pub(super) last: (u64, u64),
 }
 
-/// Returns the present moment by ticks, by the monotonic clock and by the time of day, in ns.
-pub(super) fn moment() -> (u64, u64, u64) {
-    let before = ticks();
+/// Returns the present moment by ticks, by the monotonic clock and by the time of day, in ns. The
+/// ticks are those of a process that takes the counter, or that does not.
+pub(super) fn moment(counter: bool) -> (u64, u64, u64) {
+    let before = ticks_by(counter);
     let monotonic = clock_ns(CLOCK_MONOTONIC);
-    let after = ticks();
+    let after = ticks_by(counter);
     // The middle of both is off by less than the clocks take.
     (before + (after - before) / 2, monotonic, clock_ns(CLOCK_REALTIME))
 }
@@ -84,11 +91,11 @@ mod tests {
 
     #[test]
     fn ticks_advance_with_the_clock() {
-        let (first, mono, _) = moment();
+        let (first, mono, _) = moment(counts());
         while clock_ns(CLOCK_MONOTONIC) < mono + 1_000_000 {
             std::hint::spin_loop();
         }
-        let (last, later, _) = moment();
+        let (last, later, _) = moment(counts());
         let scale = Scale { first: (first, mono), last: (last, later) };
         let now = scale.ns(ticks()).expect("a time");
         let clock = clock_ns(CLOCK_MONOTONIC);

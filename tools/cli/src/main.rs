@@ -46,7 +46,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let command = Arguments::parse().command;
+    // 2 is the exit code of commands that have found something.
+    let command = match Arguments::try_parse() {
+        Ok(arguments) => arguments.command,
+        Err(error) => {
+            let code = if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            // An output that cannot be written to is no error.
+            let _ = error.print();
+            return code;
+        }
+    };
     if !matches!(command, Some(Command::Run(_))) {
         run::end_with_reader();
     }

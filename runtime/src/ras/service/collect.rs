@@ -93,7 +93,9 @@ impl Collection {
 
     /// Returns the state of the job of this process, as far as it is known.
     pub(super) fn survey(&self) -> Survey {
-        let all = believed(here(), &self.elsewhere);
+        let first = believed(here(), &self.elsewhere);
+        let mut all = believed(here(), &self.elsewhere);
+        job::level(&first, &mut all);
         let known = known(&all);
         let job = job_of(all);
         let causes = verdicts(&job, Patience::default());

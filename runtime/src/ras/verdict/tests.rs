@@ -180,11 +180,21 @@ fn of_a_chain_over_communicators_the_end_is_named_and_of_a_circle_all_of_it() {
     let [verdict] = &ends[..] else { panic!("{ends:#?}") };
     assert_eq!((verdict.cause, verdict.comm, &verdict.ranks[..]), (Cause::NotCalled, 8, &[0][..]));
     // The same processes wait for each other.
-    let circle = found(&[waits, chain]);
+    let circle = found(&[waits.clone(), chain.clone()]);
     let [verdict] = &circle[..] else { panic!("{circle:#?}") };
     assert_eq!((verdict.cause, verdict.ranks.len()), (Cause::Deadlock, 2));
     assert!(verdict.text.contains("rank 0 of communicator 0000000000000007 \"tp\" (process 1"));
     assert!(verdict.text.contains("rank 1 of communicator 0000000000000008 (process 2"));
+    assert_eq!(verdict.text.matches(", which has not called it").count(), 2, "{}", verdict.text);
+    assert!(verdict.text.ends_with("a stream of its own"), "{}", verdict.text);
+    // One has called, and its stream waits for something.
+    let mut late = chain;
+    late.ranks[0] = RankReport { issued: 3, collectives: 3, ..rank(1, 3, 2, None) };
+    late.ranks[0].operations[2].begun_ns = None;
+    let circle = found(&[waits, late]);
+    let [verdict] = &circle[..] else { panic!("{circle:#?}") };
+    assert!(verdict.text.contains("for rank 1, whose stream has not come to it"));
+    assert!(verdict.text.ends_with("see what else these streams wait for"), "{}", verdict.text);
 }
 
 #[test]
@@ -306,6 +316,10 @@ fn one_failure_is_told_once_by_the_rank_that_found_it_and_no_abort() {
     let heard = found(&[failed(0, "rank 0 lost rank 2", Source::Peer(1))]);
     assert_eq!((heard.len(), heard[0].cause), (1, Cause::Failed));
     assert_eq!(found(&[failed(0, "it was ended", Source::Asked)]), []);
+    // The user has shrunk the communicator since.
+    let mut answered = failed(0, "rank 0 lost rank 1", Source::Here);
+    answered.ranks[0].aborted = true;
+    assert_eq!(found(&[answered]), []);
 }
 
 #[test]

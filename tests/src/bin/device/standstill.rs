@@ -204,9 +204,9 @@ fn in_a_circle(rank: &Rank, memory: &Memory) -> Outcome {
     } else {
         hear(&first)?;
     }
-    // The others hear of it, and what waits is given up.
+    // The others hear of it, and what waits is given up: the stream tells of both communicators.
     [first, second].iter().try_for_each(abort_now)?;
-    let _ = rank.synchronize();
+    let _ = [rank.synchronize(), rank.synchronize()];
     total(rank, memory)
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result, say};
 use clap::{Args, Subcommand, ValueEnum};
 use oxccl_runtime::ras::job::{Comm, Member, communicators};
 use oxccl_runtime::ras::status;
-use oxccl_runtime::ras::verdict::{Patience, Verdict, verdicts};
+use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
 use oxccl_runtime::recorder::read::{self, Awaited, Process};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -70,6 +70,9 @@ enum Format {
     /// A picture of the latest collectives of all ranks, and of who waits for whom.
     Svg,
 }
+
+/// The most ranks of a communicator that have a line each though none of them waits.
+const FEW: usize = 8;
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let mut processes = read::processes(Path::new("/proc"));
@@ -136,7 +139,13 @@ fn text(processes: &[Process], causes: &[Verdict]) -> String {
     for comm in &comms {
         lines.push(String::new());
         lines.push(head(comm));
-        lines.extend(comm.members.iter().map(row));
+        // Of many ranks that wait for nobody, their numbers tell enough.
+        let is_named = causes.iter().any(|verdict| verdict.comm == comm.number);
+        let waits = comm.members.iter().any(|member| member.rank.waiting.is_some());
+        match comm.members.len() <= FEW || is_named || waits {
+            true => lines.extend(comm.members.iter().map(row)),
+            false => lines.push(rows_in_short(&comm.members)),
+        }
     }
     lines.join("\n") + "\n"
 }
@@ -150,6 +159,22 @@ fn head(comm: &Comm<'_>) -> String {
     };
     let stage = comm.stage().name();
     format!("{}: {} ranks{unseen}, {stage}", comm.title(), comm.nranks)
+}
+
+/// Returns the line about ranks that wait for nobody.
+fn rows_in_short(members: &[Member<'_>]) -> String {
+    let range = |of: fn(&Member<'_>) -> u64| {
+        let numbers = || members.iter().map(of);
+        let (least, most) = (numbers().min().unwrap_or(0), numbers().max().unwrap_or(0));
+        if least == most { most.to_string() } else { format!("{least} to {most}") }
+    };
+    let called = range(|member| member.rank.issued);
+    let done = range(|member| member.rank.finished);
+    let done = match members.iter().any(|member| member.rank.gpu.is_some()) {
+        true => " outside of graphs".to_owned(),
+        false => format!(", {done} done"),
+    };
+    format!("  {} ranks are seen: {called} called{done}", members.len())
 }
 
 /// Returns the line about a rank.
@@ -174,6 +199,6 @@ fn row(member: &Member<'_>) -> String {
 fn wait(member: &Member<'_>, waiting: &Awaited) -> String {
     let peer = waiting.peer.map_or_else(String::new, |peer| format!(" for rank {peer}"));
     let step = waiting.step.map_or_else(String::new, |step| format!(" at step {step}"));
-    let seconds = member.process.read_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
-    format!("waits{peer}{step}, {seconds:.3} s")
+    let since = span(member.process.read_ns.saturating_sub(waiting.since_ns));
+    format!("waits{peer}{step} for {since}")
 }
