@@ -191,7 +191,7 @@ def means(jobs):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     arguments.add_argument("lib", metavar="LIB", help="OxCCL's libnccl.so.2")
-    arguments.add_argument("--json", metavar="FILE", help="write a line for each row to this file")
+    arguments.add_argument("--json", metavar="FILE", help="write a document with the rows to this file")
     given = arguments.parse_args()
     library = os.path.abspath(given.lib)
     if not os.path.exists(library):
@@ -215,16 +215,14 @@ def main():
     for operation, size in sorted(ours, key=lambda case: (OPERATIONS.index(case[0]), case[1])):
         own, other = ours[operation, size], theirs[operation, size]
         print(f"| {operation} | {size} | {other:.2f} | {own:.2f} | {other / own:.2f} |")
-        rows.append({"collective": operation, "lib": library, "date": date, **about,
-                     "nccl_version": nccl, "device": "cuda", "ranks": n, "bytes": size,
-                     "time_us": own, "nccl_us": other, "ratio": other / own})
+        rows.append({"collective": operation, "bytes": size, "time_us": own, "nccl_us": other, "ratio": other / own})
     for operation in OPERATIONS:
         logs = [math.log(row["ratio"]) for row in rows if row["collective"] == operation]
         print(f"geometric mean of the ratio, {operation}: {math.exp(statistics.mean(logs)):.2f}")
     if given.json:
         with open(given.json, "w") as file:
-            for row in rows:
-                file.write(json.dumps(row) + "\n")
+            json.dump({"lib": library, "date": date, **about, "nccl_version": nccl, "device": "cuda", "ranks": n,
+                       "rows": rows}, file)
 
 
 if os.environ.get(PARENT):

@@ -49,6 +49,13 @@ macro_rules! api {
             }
         }
 
+        impl Functions {
+            /// Returns whether the library has a function.
+            fn has(&self, symbol: &str) -> bool {
+                $(($symbol == symbol && self.$name.is_some()))||*
+            }
+        }
+
         impl Api {
             $(
                 /// Calls the function of this name for a rank. Fails if the library lacks it.
@@ -206,6 +213,11 @@ impl Api {
         // SAFETY: the place is writable.
         unsafe { self.get_version(rank, &mut version) }?;
         Ok(version)
+    }
+
+    /// Returns whether the library has a function that this program calls.
+    pub(crate) fn has(&self, symbol: &str) -> bool {
+        self.functions.has(symbol)
     }
 
     fn lacks(&self, function: &str) -> Error {

@@ -35,10 +35,14 @@ fn check_table(text: &str, rows: usize) {
     assert!(text.contains("Out of bounds values : 0 OK"), "{text}");
 }
 
-/// Reads what `--json` wrote.
+/// Reads the document that `--json` wrote.
+fn document(file: &Path) -> serde_json::Value {
+    let text = std::fs::read_to_string(file).expect("a document");
+    serde_json::from_str(&text).expect("one document")
+}
+
 fn rows(file: &Path) -> Vec<serde_json::Value> {
-    let text = std::fs::read_to_string(file).expect("rows");
-    text.lines().map(|line| serde_json::from_str(line).expect("an object per line")).collect()
+    document(file)["rows"].as_array().expect("rows").clone()
 }
 
 #[test]
@@ -127,18 +131,18 @@ fn all_collectives_on_several_ranks_with_json_and_plot() {
     assert!(ok, "{out}{err}");
     // Three ranks make no pairs.
     check_table(&out, 20);
-    let rows = rows(&json);
+    let document = document(&json);
+    for key in ["date", "device", "device_name", "graph", "host", "launcher", "memory", "oxccl"] {
+        assert!(!document[key].is_null(), "{key}: {document}");
+    }
+    assert_eq!(document["ranks"], 3);
+    assert_eq!(document["libraries"][0]["lib"], "oxccl");
+    assert!(document["libraries"][0]["version"].is_string(), "{document}");
+    let rows = document["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 20 + 16);
     for key in [
         "collective",
         "lib",
-        "version",
-        "date",
-        "device",
-        "device_name",
-        "ranks",
-        "memory",
-        "graph",
         "bytes",
         "count",
         "type",
@@ -244,7 +248,8 @@ fn a_library_from_a_file_is_measured_beside_the_built_in_one_in_processes_of_its
         let rows = rows(&json);
         let libraries: Vec<_> = rows.iter().filter_map(|row| row["lib"].as_str()).collect();
         assert_eq!(libraries, ["oxccl", library, "oxccl", library]);
-        assert!(rows.iter().all(|row| row["version"] == rows[0]["version"]), "{rows:?}");
+        let versions = &document(&json)["libraries"];
+        assert_eq!(versions[0]["version"], versions[1]["version"]);
         for pair in rows.chunks_exact(2) {
             let time = |row: &serde_json::Value| row["time_us"].as_f64().expect("a time");
             let ratio = pair[0]["ratio"].as_f64().expect("a ratio");
@@ -286,18 +291,66 @@ fn two_runs_are_compared() {
     let file = |name: &str, us: f64| {
         let path = folder.0.join(name);
         let row = serde_json::json!({"collective": "reduce", "bytes": 8, "time_us": us});
-        std::fs::write(&path, format!("{row}\n")).expect("room");
+        let document = serde_json::json!({"ranks": 2, "rows": [row]});
+        std::fs::write(&path, document.to_string()).expect("room");
         path.to_str().expect("a path").to_owned()
     };
     let (old, new) = (file("old.json", 4.0), file("new.json", 5.0));
     let (ok, out, _) = oxccl(&["perf", "--compare", &old, &new]);
-    assert!(!ok && out.contains("reduce, bytes 8: time in µs 4.00 → 5.00, 20 % less"), "{out}");
+    assert!(!ok && out.contains("bytes 8: time in µs 4.00 → 5.00, 20 % less"), "{out}");
+    assert!(out.contains("collective reduce, ranks 2"), "{out}");
     assert!(out.contains("# 1 of 1 rows fell by more than 5 %"), "{out}");
     let (ok, out, _) = oxccl(&["perf", "--compare", &new, &old]);
     assert!(ok && out.contains("# 0 of 1 rows fell"), "{out}");
-    std::fs::write(&new, "speed\n").expect("room");
-    let (ok, _, err) = oxccl(&["perf", "--compare", &old, &new]);
-    assert!(!ok && err.contains("line 1 is \"speed\"; expected a row"), "{err}");
+    for (text, part) in [
+        ("speed", "expected value at line 1"),
+        ("{}", "it has no list \"rows\""),
+        ("{\"rows\": [{\"bytes\": 8}]}", "row 0 has no number \"time_us\": {\"bytes\":8"),
+    ] {
+        std::fs::write(&new, text).expect("room");
+        let (ok, _, err) = oxccl(&["perf", "--compare", &old, &new]);
+        assert!(!ok && err.contains(part) && err.contains("expected what --json wrote"), "{err}");
+    }
+}
+
+#[test]
+fn the_document_is_all_of_the_standard_output_and_whole_also_after_a_failure() {
+    let small = ["perf", "--ranks", "2", "-b", "8", "-e", "64", "-n", "1", "--json", "-"];
+    let (ok, out, err) = oxccl(&small);
+    let document: serde_json::Value = serde_json::from_str(&out).expect("one document");
+    assert!(ok && document["rows"].as_array().is_some_and(|rows| rows.len() == 4), "{out}");
+    check_table(&err, 2);
+    // A row a line, for who has no parser of documents.
+    assert_eq!(out.lines().count(), 6, "{out}");
+    let (ok, out, err) = oxccl(&[&small[..], &["-r", "7", "--device", "host"]].concat());
+    let document: serde_json::Value = serde_json::from_str(&out).expect("one document");
+    assert!(!ok && err.contains("-r 7: expected 0 to 1"), "{err}");
+    assert_eq!(document["rows"], serde_json::json!([]));
+}
+
+#[test]
+fn operations_that_the_other_library_lacks_are_left_out() {
+    let test = std::env::current_exe().expect("a path");
+    let mut library =
+        std::fs::read(test.parent().expect("a folder").join("liboxccl.so")).expect("a library");
+    // Nobody finds the function under another name.
+    let name = b"ncclAlltoAll\0";
+    let places: Vec<usize> =
+        (0..library.len() - name.len()).filter(|at| library[*at..].starts_with(name)).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|at| library[*at] = b'x');
+    let folder = Private::new("perf-lacks");
+    let path = folder.0.join("liblacks.so");
+    std::fs::write(&path, library).expect("room");
+    let path = path.to_str().expect("a path");
+    let small = ["--ranks", "2", "-b", "64", "-e", "64", "-n", "1", "--vs", path];
+    let (ok, out, err) = oxccl(&[&["perf", "all"], &small[..]].concat());
+    let told = format!("# alltoall is left out: {path} has no ncclAlltoAll");
+    assert!(ok && out.contains(&told), "{out}{err}");
+    // Two lines for each of the others.
+    check_table(&out, 20);
+    let (ok, _, err) = oxccl(&[&["perf", "alltoall"], &small[..]].concat());
+    assert!(!ok && err.contains(&format!("{path}: it has no ncclAlltoAll")), "{err}");
 }
 
 #[test]

@@ -134,9 +134,13 @@ pub(super) fn measure(options: &Options, ranks: Option<u32>, rates: &Rates) -> R
         }
     };
     let pairs = pairs::read(&ended.out);
-    let is_table = |line: &&str| !line.starts_with('{') && !line.starts_with("# Out of bounds");
-    let tables: Vec<&str> = ended.out.lines().filter(is_table).collect();
-    let tables = tables.join("\n") + "\n";
+    let (tables, messages): (Vec<&str>, Vec<&str>) =
+        ended.err.lines().partition(|line| line.starts_with(['#', ' ']));
+    let tables: String = tables
+        .into_iter()
+        .filter(|line| !line.starts_with("# Out of bounds"))
+        .map(|line| format!("{line}\n"))
+        .collect();
     let mut checks = match ended.success || !pairs.is_empty() {
         true => {
             let host = |rank| host_of(&options.host, rank);
@@ -150,7 +154,10 @@ pub(super) fn measure(options: &Options, ranks: Option<u32>, rates: &Rates) -> R
     };
     let is_judged = checks.iter().any(|check| check.verdict == super::checks::Verdict::Failure);
     if !ended.success && !is_judged {
-        checks.push(failed(format!("Ranks cannot exchange data: {}", last_words(&ended.err))));
+        checks.push(failed(format!(
+            "Ranks cannot exchange data: {}",
+            last_words(&messages.join("\n"))
+        )));
     }
     Ok(Measured { pairs, tables, checks })
 }

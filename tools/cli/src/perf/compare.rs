@@ -40,11 +40,21 @@ pub(super) fn compare(old: &str, new: &str) -> Result<ExitCode> {
 fn read(path: &str) -> Result<Vec<Value>> {
     let failed = |cause: String| Error::File { path: path.to_owned(), cause };
     let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
-    let mut rows = Vec::new();
-    for (i, line) in text.lines().enumerate() {
-        let row = serde_json::from_str::<Value>(line).ok().filter(|row| row["time_us"].is_f64());
-        let wrong = format!("line {} is {line:?}; expected a row that --json wrote", i + 1);
-        rows.push(row.ok_or_else(|| failed(wrong))?);
+    let wrong = |cause: String| failed(format!("{cause}; expected what --json wrote"));
+    let mut document: Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    let Value::Array(mut rows) = document["rows"].take() else {
+        return Err(wrong("it has no list \"rows\"".to_owned()));
+    };
+    for (i, row) in rows.iter_mut().enumerate() {
+        if !row["time_us"].is_f64() {
+            return Err(wrong(format!("row {i} has no number \"time_us\": {row}")));
+        }
+        // What all rows of a run share stands in the head.
+        for key in KEYS {
+            if row[key].is_null() && !document[key].is_null() {
+                row[key] = document[key].clone();
+            }
+        }
     }
     if rows.iter().any(|row| row["ratio"].is_f64()) {
         rows.retain(|row| row["ratio"].is_f64());

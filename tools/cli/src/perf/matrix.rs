@@ -60,13 +60,13 @@ pub(super) fn measure(
     }
     if report.is_leader() {
         for (figure, rows) in &figures {
-            print!("{}", table(*figure, rows, nranks));
+            report.say(table(*figure, rows, nranks).trim_end());
         }
         if let Some(path) = &options.plot {
             let failed = |cause| Error::File { path: path.clone(), cause };
             let svg = draw(&figures, nranks).map_err(|e| failed(e.to_string()))?;
             std::fs::write(path, svg).map_err(|e| failed(e.to_string()))?;
-            println!("# plot in {path}");
+            report.say(format_args!("# plot in {path}"));
         }
     }
     report.finish()

@@ -10,7 +10,7 @@ use super::buffer::Device;
 use super::case::Case;
 use super::control::Control;
 use super::cuda;
-use super::options::Options;
+use super::options::{Kind, Options};
 use super::report::{Place, Row};
 use super::team::{Team, Times};
 use crate::error::{Error, Result};
@@ -22,6 +22,10 @@ pub(super) struct Player<'a> {
     pub(super) name: String,
     /// The library's version.
     pub(super) version: String,
+    /// The operations that the library lacks.
+    lacks: Vec<Kind>,
+    /// True if the library exchanges blocks in place, which NVIDIA's does not.
+    has_all_to_all_in_place: bool,
     /// The process that tells the others what was measured.
     first: u32,
     pub(super) team: Option<Team<'a>>,
@@ -34,12 +38,31 @@ impl<'a> Player<'a> {
         (name, first): (&str, u32),
         team: Option<Team<'a>>,
     ) -> Result<Self> {
-        let own = team.as_ref().map(|team| team.api().version(first)).transpose()?;
-        let [version] = everyone.share(first, own.map(|version| [f64::from(version)]))?;
-        let version = version as i32;
+        let facts = |team: &Team<'_>| -> Result<[f64; 3]> {
+            let (api, flag) = (team.api(), |(i, kind): (usize, Kind)| (kind, 1 << i));
+            let bits = Kind::EACH.into_iter().enumerate().map(flag);
+            let lacks = bits.filter(|(kind, _)| !api.has(kind.function()));
+            let lacks: u32 = lacks.map(|(_, bit)| bit).sum();
+            Ok([api.version(first)?, i32::from(!api.is_foreign()), lacks as i32].map(f64::from))
+        };
+        let own = team.as_ref().map(facts).transpose()?;
+        let [version, in_place, lacks] = everyone.share(first, own)?.map(|number| number as i32);
         let [major, minor, patch] = [version / 10000, version / 100 % 100, version % 100];
         let version = format!("{major}.{minor}.{patch}");
-        Ok(Self { name: name.to_owned(), version, first, team })
+        let of_bit = |(i, kind): (usize, Kind)| (lacks >> i & 1 == 1).then_some(kind);
+        let lacks = Kind::EACH.into_iter().enumerate().filter_map(of_bit).collect();
+        let (name, has_all_to_all_in_place) = (name.to_owned(), in_place == 1);
+        Ok(Self { name, version, lacks, has_all_to_all_in_place, first, team })
+    }
+
+    /// Returns whether the library has an operation.
+    pub(super) fn has(&self, kind: Kind) -> bool {
+        !self.lacks.contains(&kind)
+    }
+
+    /// Returns whether the library has an operation out of place or in place.
+    pub(super) fn has_form(&self, kind: Kind, place: Place) -> bool {
+        self.has_all_to_all_in_place || (kind, place) != (Kind::AllToAll, Place::In)
     }
 
     /// Has the team of this player work while the others wait; returns its figures to all.
@@ -78,9 +101,9 @@ pub(super) struct Setting<'a> {
     pub(super) options: &'a Options,
     pub(super) device: Device,
     /// The name of the GPU; empty on the host.
-    device_name: String,
+    pub(super) device_name: String,
     /// The day and time at which it began.
-    date: String,
+    pub(super) date: String,
     pub(super) nranks: u32,
 }
 
@@ -111,13 +134,6 @@ impl<'a> Setting<'a> {
         Row {
             collective: case.kind.name(),
             lib: player.name.clone(),
-            version: player.version.clone(),
-            date: self.date.clone(),
-            device: self.device.name(),
-            device_name: self.device_name.clone(),
-            ranks: case.spec.nranks,
-            memory: options.register,
-            graph: options.graph,
             bytes: case.bytes,
             count: case.count,
             dtype: case.dtype.name(),
@@ -151,7 +167,11 @@ impl<'a> Setting<'a> {
     ) -> Result<Vec<Row>> {
         let mut all: Vec<Row> = Vec::new();
         let iterations = self.iterations(case);
-        for place in [Place::Out, Place::In].into_iter().filter(|place| case.has(*place)) {
+        let has = |place: &Place| {
+            case.has(*place) && players.iter().all(|player| player.has_form(case.kind, *place))
+        };
+        let places: Vec<Place> = [Place::Out, Place::In].into_iter().filter(has).collect();
+        for place in places {
             let mut rounds = vec![Vec::new(); players.len()];
             for _ in 0..ROUNDS {
                 for (player, rounds) in players.iter_mut().zip(&mut rounds) {

@@ -22,9 +22,9 @@ use buffer::Device;
 use case::Case;
 use control::Control;
 use measure::{Player, Setting};
-use options::Options;
+use options::{Kind, Options};
 use oxccl_runtime::bootstrap::launch::{self, Launch, Meet};
-use report::Report;
+use report::{Place, Report};
 use std::process::ExitCode;
 use team::Team;
 
@@ -112,8 +112,7 @@ fn member(options: &Options, launch: &Launch, libraries: u32) -> Result<ExitCode
         let team = if number == library { team.take() } else { None };
         players.push(Player::new(&everyone, (name, number * own.nranks), team)?);
     }
-    let mut report = Report::new(&setting, launch)?;
-    report.players(&players);
+    let mut report = Report::new(&setting, launch, &players)?;
     let measure = if options.matrix { matrix::measure } else { measure_all };
     let wrong = measure(&setting, &everyone, &mut players, &mut report)?;
     for player in players {
@@ -134,11 +133,21 @@ fn measure_all(
     let (options, nranks) = (setting.options, setting.nranks);
     let roots = options.roots(nranks).map_err(Error::Options)?;
     for kind in options.collective.wanted(nranks).map_err(Error::Options)? {
+        // One that was asked for by name fails instead.
+        let lacking = players.iter().find(|player| !player.has(kind));
+        if let (Some(player), Kind::All) = (lacking, options.collective) {
+            let (name, lib, function) = (kind.name(), &player.name, kind.function());
+            report.say(format_args!("#\n# {name} is left out: {lib} has no {function}"));
+            continue;
+        }
         let collective = kind.collective();
         let reduces = collective.is_some_and(|c| c.reduces());
         let ops = if reduces { &options.ops[..] } else { &options.ops[..1] };
         let rooted = collective.is_some_and(|c| c.rooted());
         report.section(kind);
+        if let Some(player) = players.iter().find(|player| !player.has_form(kind, Place::In)) {
+            report.say(format_args!("# in place it is left out: {} does not do it", player.name));
+        }
         for &dtype in &options.dtypes {
             for &op in ops {
                 for &root in if rooted { &roots[..] } else { &roots[..1] } {

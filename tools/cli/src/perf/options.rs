@@ -68,6 +68,22 @@ impl Kind {
         }
     }
 
+    /// Returns the function of C that it calls; for sends and receives one that has the other
+    /// beside it.
+    pub(crate) fn function(self) -> &'static str {
+        match self {
+            Kind::AllReduce | Kind::All => "ncclAllReduce",
+            Kind::Broadcast => "ncclBroadcast",
+            Kind::Reduce => "ncclReduce",
+            Kind::AllGather => "ncclAllGather",
+            Kind::ReduceScatter => "ncclReduceScatter",
+            Kind::AllToAll => "ncclAlltoAll",
+            Kind::Gather => "ncclGather",
+            Kind::Scatter => "ncclScatter",
+            Kind::SendRecv | Kind::SendRecvPairs | Kind::SendRecvMany => "ncclSend",
+        }
+    }
+
     /// Returns the kinds to measure between so many ranks.
     pub(crate) fn wanted(self, nranks: u32) -> Result<Vec<Kind>, String> {
         let possible = |kind: &Kind| *kind != Kind::SendRecvPairs || nranks.is_multiple_of(2);
@@ -224,7 +240,8 @@ pub(crate) struct Options {
     /// size, and print the times and bandwidths as tables; with --plot as a picture.
     #[arg(long, conflicts_with_all = ["vs", "tune", "compare"])]
     pub(crate) matrix: bool,
-    /// Write one JSON object per row to this file; - for the standard output.
+    /// Write the results as a JSON document to this file: host, device, ranks, versions and date,
+    /// and a list of rows; with - to the standard output, and the table to the standard error.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<String>,
     /// Draw the time and the bus bandwidth over the size into this file; with --vs the ratio of the

@@ -1,7 +1,7 @@
 //! A plot over the size as SVG, all axes logarithmic: the time, and beside it the bus bandwidth, or
 //! the ratio of two libraries' times.
 
-use super::report::Row;
+use super::report::{Head, Library, Row};
 use crate::error::{Error, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -65,34 +65,30 @@ struct Series<'a> {
 
 /// Draws a line for each collective and place: the times of the first library, and the ratio if
 /// there are ratios, else the bus bandwidth.
-pub(super) fn write(path: &str, rows: &[Row]) -> Result<()> {
+pub(super) fn write(path: &str, head: &Head, rows: &[Row]) -> Result<()> {
     let compared = rows.iter().any(|row| row.ratio.is_some());
     let drawn: Vec<&Row> = rows.iter().filter(|row| !compared || row.ratio.is_some()).collect();
     let second = if compared { Quantity::Ratio } else { Quantity::BusBandwidth };
     let failed = |cause: String| Error::File { path: path.to_owned(), cause };
-    let svg = draw(&titles(rows), &series(&drawn), [Quantity::Time, second]);
+    let svg = draw(&titles(head, rows), &series(&drawn), [Quantity::Time, second]);
     let svg = svg.map_err(|e| failed(e.to_string()))?;
     std::fs::write(path, svg).map_err(|e| failed(e.to_string()))
 }
 
 /// Returns what was measured and where, and with what.
-fn titles(rows: &[Row]) -> [String; 2] {
+fn titles(head: &Head, rows: &[Row]) -> [String; 2] {
     let Some(row) = rows.first() else { return Default::default() };
     let one = rows.iter().all(|other| other.collective == row.collective);
     let what = if one { row.collective } else { "all operations" };
-    let device = if row.device_name.is_empty() { row.device } else { &row.device_name };
-    let mut libraries: Vec<String> = Vec::new();
-    for row in rows {
-        let file = row.lib.rsplit('/').next().unwrap_or_default();
-        let library = format!("{file} {}", row.version);
-        if !libraries.contains(&library) {
-            libraries.push(library);
-        }
-    }
-    let graph = if row.graph > 0 { ", in graphs" } else { "" };
-    let day = row.date.split('T').next().unwrap_or_default();
+    let device = if head.device_name.is_empty() { head.device } else { &head.device_name };
+    let library = |Library { lib, version }: &Library| {
+        format!("{} {version}", lib.rsplit('/').next().unwrap_or_default())
+    };
+    let libraries: Vec<String> = head.libraries.iter().map(library).collect();
+    let graph = if head.graph > 0 { ", in graphs" } else { "" };
+    let day = head.date.split('T').next().unwrap_or_default();
     [
-        format!("{what} on {} ranks, {device}", row.ranks),
+        format!("{what} on {} ranks, {device}", head.ranks),
         format!("{}{graph}, {day}", libraries.join(" and ")),
     ]
 }
@@ -220,13 +216,6 @@ mod tests {
         Row {
             collective,
             lib: "oxccl".to_owned(),
-            version: "2.30.7".to_owned(),
-            date: "2026-11-25T12:49:55Z".to_owned(),
-            device: "cuda",
-            device_name: "a GPU <&>".to_owned(),
-            ranks: 2,
-            memory: 0,
-            graph: 20,
             bytes,
             count: bytes / 4,
             dtype: "float",
@@ -246,8 +235,21 @@ mod tests {
     }
 
     fn drawn(rows: &[Row]) -> String {
+        let library = |lib: &str| Library { lib: lib.to_owned(), version: "2.30.7".to_owned() };
+        let head = Head {
+            oxccl: "0.1.0",
+            libraries: vec![library("oxccl"), library("/a/libnccl.so.2")],
+            date: "2026-11-25T12:49:55Z".to_owned(),
+            host: "node1".to_owned(),
+            launcher: "--ranks",
+            device: "cuda",
+            device_name: "a GPU <&>".to_owned(),
+            ranks: 2,
+            memory: 0,
+            graph: 20,
+        };
         let file = tempfile::NamedTempFile::new().expect("a file");
-        write(file.path().to_str().expect("a path"), rows).expect("it is drawn");
+        write(file.path().to_str().expect("a path"), &head, rows).expect("it is drawn");
         std::fs::read_to_string(file.path()).expect("it was written")
     }
 

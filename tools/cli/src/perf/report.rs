@@ -16,22 +16,44 @@ pub(super) enum Place {
     In,
 }
 
-/// One measurement; a line of `--json`.
+/// What all rows of a run share: the head of the document that `--json` writes, which ends with
+/// `rows`.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
-    pub(super) collective: &'static str,
-    pub(super) lib: String,
-    /// The library's version, as `ncclGetVersion` tells it.
-    pub(super) version: String,
+pub(super) struct Head {
+    /// The version of this program.
+    pub(super) oxccl: &'static str,
+    /// The libraries that are measured.
+    pub(super) libraries: Vec<Library>,
     /// The day and time at which the run began.
     pub(super) date: String,
+    /// The host of rank 0.
+    pub(super) host: String,
+    /// What started the ranks.
+    pub(super) launcher: &'static str,
     pub(super) device: &'static str,
+    /// The name of the GPU; empty on the host.
     pub(super) device_name: String,
     pub(super) ranks: u32,
     /// The buffers, as `-R` numbers them.
     pub(super) memory: u32,
     /// The launches of each graph; 0 without graphs.
     pub(super) graph: u32,
+}
+
+/// A library that is measured.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Library {
+    /// The name by which rows call it.
+    pub(super) lib: String,
+    /// The version, as `ncclGetVersion` tells it.
+    pub(super) version: String,
+}
+
+/// One measurement; a row of the document that `--json` writes.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) collective: &'static str,
+    pub(super) lib: String,
     pub(super) bytes: u64,
     pub(super) count: u64,
     #[serde(rename = "type")]
@@ -57,49 +79,118 @@ pub(super) struct Row {
     pub(super) wrong: u64,
 }
 
+/// The document of `--json`, whose rows are written as they come, one a line.
+struct Document {
+    file: Box<dyn Write>,
+    path: String,
+    /// True once a row is written, which the next one is separated from.
+    has_rows: bool,
+}
+
+impl Document {
+    /// Creates the file, and writes the head.
+    fn new(path: &str, head: &Head) -> Result<Self> {
+        let mut document = Self { file: writer(path)?, path: path.to_owned(), has_rows: false };
+        let head = serde_json::to_string(head).unwrap_or_default();
+        let open = head.strip_suffix('}').unwrap_or(&head);
+        document.write(format_args!("{open},\"rows\":["))?;
+        Ok(document)
+    }
+
+    fn row(&mut self, row: &Row) -> Result<()> {
+        let separator = if std::mem::replace(&mut self.has_rows, true) { "," } else { "" };
+        let row = serde_json::to_string(row).unwrap_or_default();
+        self.write(format_args!("{separator}\n{row}"))
+    }
+
+    fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<()> {
+        let failed =
+            |e: std::io::Error| Error::File { path: self.path.clone(), cause: e.to_string() };
+        self.file.write_fmt(text).map_err(failed)
+    }
+}
+
+impl Drop for Document {
+    /// Ends the document, also after a failure.
+    fn drop(&mut self) {
+        // Who reads the document notices that its end is missing.
+        let _ = self.write(format_args!("\n]}}\n"));
+    }
+}
+
 /// The collector and printer of rows; silent on all ranks but the first.
 pub(super) struct Report<'a> {
     options: &'a Options,
+    head: Head,
     leader: bool,
     rows: Vec<Row>,
-    json: Option<Box<dyn Write>>,
+    json: Option<Document>,
     working: bool,
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(setting: &Setting<'a>, launch: &Launch) -> Result<Self> {
+    pub(super) fn new(
+        setting: &Setting<'a>,
+        launch: &Launch,
+        players: &[Player<'_>],
+    ) -> Result<Self> {
         let (options, leader) = (setting.options, launch.rank == 0);
-        let json = options.json.as_deref().filter(|_| leader).map(writer).transpose()?;
-        if leader {
-            let memory = match (Memory::wanted(options, setting.device), options.register) {
-                (Memory::Malloc, _) => "malloc",
-                (Memory::Driver, _) => "cuMemAlloc",
-                (Memory::Library, 2) => "ncclMemAlloc, in windows",
-                (Memory::Library, _) => "ncclMemAlloc",
-            };
-            println!(
-                "# device: {}, memory from {memory}; {} ranks by {}",
-                setting.device.name(),
-                setting.nranks,
-                if options.ranks.is_some() { "--ranks" } else { launch.launcher }
-            );
-        }
-        Ok(Self { options, leader, rows: Vec::new(), json, working: false })
+        let library = |player: &Player<'_>| Library {
+            lib: player.name.clone(),
+            version: player.version.clone(),
+        };
+        let head = Head {
+            oxccl: env!("CARGO_PKG_VERSION"),
+            libraries: players.iter().map(library).collect(),
+            date: setting.date.clone(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            launcher: if options.ranks.is_some() { "--ranks" } else { launch.launcher },
+            device: setting.device.name(),
+            device_name: setting.device_name.clone(),
+            ranks: setting.nranks,
+            memory: options.register,
+            graph: options.graph,
+        };
+        let json = options.json.as_deref().filter(|_| leader);
+        let json = json.map(|path| Document::new(path, &head)).transpose()?;
+        let report = Self { options, head, leader, rows: Vec::new(), json, working: false };
+        report.introduce(Memory::wanted(options, setting.device));
+        Ok(report)
     }
 
-    /// Prints what is compared.
-    pub(super) fn players(&self, players: &[Player<'_>]) {
-        if let (true, [first, last]) = (self.leader, players) {
-            println!("# {} {} beside {} {}", first.name, first.version, last.name, last.version);
+    /// Prints what is measured, and with what.
+    fn introduce(&self, memory: Memory) {
+        let memory = match (memory, self.options.register) {
+            (Memory::Malloc, _) => "malloc",
+            (Memory::Driver, _) => "cuMemAlloc",
+            (Memory::Library, 2) => "ncclMemAlloc, in windows",
+            (Memory::Library, _) => "ncclMemAlloc",
+        };
+        let Head { device, ranks, launcher, .. } = &self.head;
+        self.say(format_args!(
+            "# device: {device}, memory from {memory}; {ranks} ranks by {launcher}"
+        ));
+        if let [first, last] = &self.head.libraries[..] {
+            let names = [&first.lib, &first.version, &last.lib, &last.version];
+            let [first, its_version, last, version] = names;
+            self.say(format_args!("# {first} {its_version} beside {last} {version}"));
+        }
+    }
+
+    /// Prints a line for people: to the standard output, unless the document goes there.
+    pub(super) fn say(&self, line: impl std::fmt::Display) {
+        if !self.leader {
+            return;
+        }
+        match self.options.json.as_deref() {
+            Some("-") => eprintln!("{line}"),
+            _ => println!("{line}"),
         }
     }
 
     /// Prints the head of a table.
     pub(super) fn section(&self, kind: Kind) {
-        if !self.leader {
-            return;
-        }
-        println!("#\n# {}", kind.name());
+        self.say(format_args!("#\n# {}", kind.name()));
         // Where two are compared.
         let (ratio, meaning) = match (&self.options.vs, &self.options.tune) {
             (Some(_), _) => {
@@ -113,13 +204,14 @@ impl<'a> Report<'a> {
             format!("#{size:>12} {count:>13} {dtype:>9} {op:>7} {root:>6}")
         };
         let names = left(["size", "count", "type", "redop", "root"]);
-        println!("{names} | {:^39} | {:^39}{ratio}", "out-of-place", "in-place");
+        self.say(format_args!("{names} | {:^39} | {:^39}{ratio}", "out-of-place", "in-place"));
         let columns =
             format!("{:>9} {:>6} {:>8} {:>7} {:>5}", "time", "cpu", "algbw", "busbw", "#wrong");
-        println!("{} | {columns} | {columns} {meaning}", left(["(B)", "(elements)", "", "", ""]));
+        let kinds = left(["(B)", "(elements)", "", "", ""]);
+        self.say(format_args!("{kinds} | {columns} | {columns} {meaning}"));
         let units =
             format!("{:>9} {:>6} {:>8} {:>7} {:>6}", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
-        println!("{} | {units} | {units}", left([""; 5]));
+        self.say(format_args!("{} | {units} | {units}", left([""; 5])));
     }
 
     /// Shows on a terminal what is being measured.
@@ -141,30 +233,17 @@ impl<'a> Report<'a> {
             if std::mem::take(&mut self.working) {
                 eprint!("\r{:40}\r", "");
             }
-            print(&rows);
+            table(&rows).into_iter().for_each(|line| self.say(line));
         }
         self.keep(&rows)
     }
 
-    /// Writes rows to the file of JSON, and keeps them for the last lines.
+    /// Writes rows to the document, and keeps them for the last lines.
     pub(super) fn keep(&mut self, rows: &[Row]) -> Result<()> {
-        if self.leader {
-            self.write(rows)?;
+        if let Some(document) = &mut self.json {
+            rows.iter().try_for_each(|row| document.row(row))?;
         }
         self.rows.extend_from_slice(rows);
-        Ok(())
-    }
-
-    /// Writes a line of JSON per row.
-    fn write(&mut self, rows: &[Row]) -> Result<()> {
-        let Some(file) = &mut self.json else { return Ok(()) };
-        for row in rows {
-            let written = serde_json::to_writer(&mut *file, row).map_err(std::io::Error::from);
-            written.and_then(|()| writeln!(file)).map_err(|e| Error::File {
-                path: self.options.json.clone().unwrap_or_default(),
-                cause: e.to_string(),
-            })?;
-        }
         Ok(())
     }
 
@@ -174,38 +253,39 @@ impl<'a> Report<'a> {
         if !self.leader {
             return Ok(wrong);
         }
-        match (self.options.check, wrong) {
-            (0, _) => println!("# Out of bounds values : not checked (-c 0)"),
-            (_, 0) => println!("# Out of bounds values : 0 OK (checked on fresh random data)"),
-            (_, n) => {
-                println!("# Out of bounds values : {n} FAILED (checked on fresh random data)")
-            }
-        }
+        let outcome = match (self.options.check, wrong) {
+            (0, _) => "not checked (-c 0)".to_owned(),
+            (_, 0) => "0 OK (checked on fresh random data)".to_owned(),
+            (_, n) => format!("{n} FAILED (checked on fresh random data)"),
+        };
+        self.say(format_args!("# Out of bounds values : {outcome}"));
         if self.options.matrix {
             return Ok(wrong);
         }
         let mean = self.rows.iter().map(|r| r.busbw).sum::<f64>() / self.rows.len().max(1) as f64;
-        println!("# Avg bus bandwidth    : {mean:.4} GB/s");
+        self.say(format_args!("# Avg bus bandwidth    : {mean:.4} GB/s"));
         if self.options.vs.is_some() {
             for (collective, in_place, mean) in mean_ratios(&self.rows) {
                 let place = if in_place { "in place" } else { "out of place" };
-                println!("# Geometric mean ratio : {mean:.2} ({collective}, {place})");
+                self.say(format_args!(
+                    "# Geometric mean ratio : {mean:.2} ({collective}, {place})"
+                ));
             }
         }
         if let Some(path) = &self.options.plot {
-            plot::write(path, &self.rows)?;
-            println!("# plot in {path}");
+            plot::write(path, &self.head, &self.rows)?;
+            self.say(format_args!("# plot in {path}"));
         }
-        println!(
-            "# next: oxccl perf all --ranks 4, or --json FILE, --plot FILE.svg, -R 0 for malloc"
+        self.say(
+            "# next: oxccl perf all --ranks 4, or --json FILE, --plot FILE.svg, -R 0 for malloc",
         );
         Ok(wrong)
     }
 }
 
-/// Prints a line for each library, with the ratios in that of the last one. The rows are those out
+/// Returns a line for each library, with the ratios in that of the last one. The rows are those out
 /// of place of each library, and then those in place, if there are any.
-fn print(rows: &[Row]) {
+fn table(rows: &[Row]) -> Vec<String> {
     let columns = |row: Option<&Row>| match row {
         Some(r) => format!(
             "{:>9.2} {:>6.2} {:>8.2} {:>7.2} {:>6}",
@@ -214,7 +294,7 @@ fn print(rows: &[Row]) {
         None => format!("{:>9} {:>6} {:>8} {:>7} {:>6}", "-", "-", "-", "-", "-"),
     };
     let (out, within) = rows.split_at(rows.iter().filter(|row| !row.in_place).count());
-    for (i, row) in out.iter().enumerate() {
+    let line = |(i, row): (usize, &Row)| {
         let end = match (out.len(), i) {
             (1, _) => String::new(),
             (_, 0) => format!(" | {}", row.lib),
@@ -224,7 +304,7 @@ fn print(rows: &[Row]) {
                 format!(" | {} | {}", row.lib, ratios.join(" "))
             }
         };
-        println!(
+        format!(
             "{:>13} {:>13} {:>9} {:>7} {:>6} | {} | {}{end}",
             row.bytes,
             row.count,
@@ -233,8 +313,9 @@ fn print(rows: &[Row]) {
             row.root,
             columns(Some(row)),
             columns(within.get(i))
-        );
-    }
+        )
+    };
+    out.iter().enumerate().map(line).collect()
 }
 
 /// Returns the geometric mean of the ratios of each collective, out of place and in place.

@@ -206,7 +206,7 @@ pub(super) fn tune(
     let setting = Setting::new(options, device, nranks)?;
     let mut players = vec![player("own choice", own)?];
     let root = options.roots(nranks).map_err(Error::Options)?[0];
-    let mut report = Report::new(&setting, launch)?;
+    let mut report = Report::new(&setting, launch, &players)?;
     let mut kinds = options.collective.wanted(nranks).map_err(Error::Options)?;
     kinds.retain(|kind| kind.collective().and_then(tunable).is_some());
     let case =

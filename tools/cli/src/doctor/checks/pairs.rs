@@ -26,11 +26,12 @@ struct Row {
     wrong: u64,
 }
 
-/// Returns the pairs in the output of `oxccl perf --matrix --json -`, of which lines that are no
-/// rows are left out. A pair has rows of two sizes.
+/// Returns the pairs in the output of `oxccl perf --matrix --json -`. Each row is a line, and other
+/// lines are left out, so that what ranks print besides does no harm, nor a run that was cut off. A
+/// pair has rows of two sizes.
 pub(in crate::doctor) fn read(output: &str) -> Vec<Pair> {
-    let rows: Vec<Row> =
-        output.lines().filter_map(|line| serde_json::from_str(line.trim()).ok()).collect();
+    let row = |line: &str| serde_json::from_str(line.trim().trim_end_matches(',')).ok();
+    let rows: Vec<Row> = output.lines().filter_map(row).collect();
     let mut pairs: Vec<Pair> = Vec::new();
     for small in &rows {
         let large = rows.iter().find(|row| row.pair == small.pair && row.bytes > small.bytes);
