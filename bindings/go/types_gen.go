@@ -248,7 +248,7 @@ const (
 	NCCL_ENCRYPTION_MODE_PSK EncryptionMode = 1
 )
 
-// NcclVersionCode: The version of the interface, NCCL 2.32.3.
+// NcclVersionCode: The version of NCCL whose interface this is: major · 10000 + minor · 100 + patch.
 const NcclVersionCode = 23203
 
 // DeviceKind: Kinds of devices.

@@ -87,7 +87,7 @@ typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
 // ncclCommSuspend: gives memory back.
 #define NCCL_SUSPEND_MEM 1
 
-// The version of the interface, NCCL 2.32.3.
+// The version of NCCL whose interface this is: major · 10000 + minor · 100 + patch.
 #define NCCL_VERSION_CODE 23203
 
 // The result codes of functions.

@@ -28,3 +28,6 @@ pub mod ras;
 pub mod recorder;
 
 pub use error::{Code, Error, Result};
+
+/// The version of NCCL whose interface, and formats of reports, this library has.
+pub const NCCL_VERSION: &str = "2.32.3";

@@ -203,7 +203,7 @@ class ncclEncryptionMode_t(IntEnum):
     NCCL_ENCRYPTION_MODE_PSK = 1
 
 
-#: The version of the interface, NCCL 2.32.3.
+#: The version of NCCL whose interface this is: major · 10000 + minor · 100 + patch.
 NCCL_VERSION_CODE = 23203
 
 

@@ -3,13 +3,29 @@
 use super::types::{ncclComm_t, ncclResult_t};
 use crate::boundary::{self, boundary};
 use crate::{convert, objects};
+use oxccl_runtime::NCCL_VERSION;
 use oxccl_runtime::error::Result;
 use oxccl_twin::twin;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::MaybeUninit;
 
-/// The version of the interface, NCCL 2.32.3.
+/// The version of NCCL whose interface this is: major · 10000 + minor · 100 + patch.
 pub const NCCL_VERSION_CODE: c_int = 23203;
+
+const _: () = assert!(code(NCCL_VERSION) == NCCL_VERSION_CODE, "one of them is out of date");
+
+/// Returns the number of a version like 2.32.3, as the constants of versions have it.
+pub(crate) const fn code(version: &str) -> c_int {
+    let (text, mut at, mut code, mut part) = (version.as_bytes(), 0, 0, 0);
+    while at < text.len() {
+        match text[at] {
+            b'.' => (code, part) = ((code + part) * 100, 0),
+            digit => part = part * 10 + (digit - b'0') as c_int,
+        }
+        at += 1;
+    }
+    code + part
+}
 
 unsafe fn get_version(version: *mut c_int) -> Result<()> {
     // SAFETY: passed on from the caller.

@@ -13,6 +13,11 @@ use std::ffi::{CString, c_char, c_int, c_void};
 /// The version of OxCCL: major · 10000 + minor · 100 + patch.
 pub const OXCCL_VERSION_CODE: c_int = 100;
 
+const _: () = assert!(
+    crate::nccl::info::code(env!("CARGO_PKG_VERSION")) == OXCCL_VERSION_CODE,
+    "one of them is out of date"
+);
+
 /// Copies a text into a field, cut to the field's size, with a zero byte at its end.
 fn put_text(field: &mut [c_char], text: &str) {
     let room = field.len() - 1;

@@ -1,8 +1,9 @@
 //! `install`: puts libraries, headers, the command and the files for build systems under one prefix
 //! that can be moved. Packages of every format are made from this prefix. `uninstall` removes them.
 
-use crate::model::{self, Kind, Model, Value};
+use crate::model;
 use crate::prefix::{self, files_below};
+use oxccl_runtime::NCCL_VERSION;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -278,21 +279,12 @@ fn template(root: &Path, name: &str, libdir: &str, folder: &Path) -> Result<(), 
     let from = root.join("pkgconfig").join(format!("{name}.in"));
     let text = std::fs::read_to_string(&from).map_err(failed(&from))?;
     let text = text.replace("@VERSION@", env!("CARGO_PKG_VERSION"));
-    let text = text.replace("@NCCL_VERSION@", &nccl_version(root)?);
+    let text = text.replace("@NCCL_VERSION@", NCCL_VERSION);
     let up = libdir.split('/').map(|_| "..").collect::<Vec<_>>().join("/");
     let text = text.replace("@LIBDIR@", libdir).replace("@UP@", &up);
     let to = folder.join(name);
     make_place(&to)?;
     std::fs::write(&to, text).map_err(failed(&to))
-}
-
-/// Returns the version of NCCL's interface that this library has, such as `2.32.3`.
-fn nccl_version(root: &Path) -> Result<String, Error> {
-    let model = Model::read(root)?;
-    let Some(Kind::Constant(_, Value::Number(code))) = model.find("NCCL_VERSION_CODE") else {
-        return Err(Error::NotBuilt("NCCL_VERSION_CODE"));
-    };
-    Ok(format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100))
 }
 
 /// Makes `libnccl.so.2`, a library without code that depends on ours. A link of that name is not

@@ -1,6 +1,7 @@
 //! `cargo xtask`: generates, checks, installs and packages.
 
 use clap::Parser;
+use oxccl_runtime::NCCL_VERSION;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
         Chore::Codegen => codegen(&root),
         Chore::AbiFacts { wheel } => {
             let collect = |scratch: &Path| xtask::abi::collect(&wheel, scratch);
-            facts(&root, "nccl-2.32.3.txt", collect).map_err(|e| e.to_string())
+            facts(&root, &format!("nccl-{NCCL_VERSION}.txt"), collect).map_err(|e| e.to_string())
         }
         Chore::PluginFacts { folders } => {
             let collect = |scratch: &Path| xtask::abi::plugins::collect(&folders, scratch);

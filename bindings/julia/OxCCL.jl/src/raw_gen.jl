@@ -177,7 +177,7 @@ end
     NCCL_ENCRYPTION_MODE_PSK = 1
 end
 
-# The version of the interface, NCCL 2.32.3.
+# The version of NCCL whose interface this is: major · 10000 + minor · 100 + patch.
 const NCCL_VERSION_CODE = 23203
 
 # Kinds of devices.

@@ -8,6 +8,7 @@ mod memory;
 mod switch;
 
 use super::{Communicator, Options, rank_info};
+use crate::NCCL_VERSION;
 use crate::bootstrap::deadline::InVain;
 use crate::bootstrap::descriptors::Listener;
 use crate::bootstrap::id::random;
@@ -119,8 +120,9 @@ pub(super) struct ChildMeetings {
 fn warn_once() {
     static WARN: std::sync::Once = std::sync::Once::new();
     WARN.call_once(|| {
-        let version = concat!("OxCCL ", env!("CARGO_PKG_VERSION"), ", interface of NCCL 2.32.3");
-        log::line(Level::Version, Subsystem::Init, version);
+        let own = env!("CARGO_PKG_VERSION");
+        let version = format!("OxCCL {own}, interface of NCCL {NCCL_VERSION}");
+        log::line(Level::Version, Subsystem::Init, &version);
         let report = &Config::get().report;
         report.warnings.iter().for_each(|line| log::line(Level::Warn, Subsystem::Env, line));
         let early = crate::plugin::env::take_lines(false);

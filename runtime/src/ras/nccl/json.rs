@@ -1,7 +1,8 @@
 //! The state of a job as the JSON document that NCCL's service writes, with one more key: the
 //! causes of a standstill.
 
-use super::{Answer, COUNTED, CommState, Missing, Place, Survey, VERSION, layout};
+use super::{Answer, COUNTED, CommState, Missing, Place, Survey, layout};
+use crate::NCCL_VERSION;
 use crate::ras::verdict::Verdict;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -138,7 +139,7 @@ pub fn report(survey: &Survey, timestamp: &str) -> String {
     let communicators: Vec<_> = survey.comms.iter().map(Communicator::of).collect();
     let (cuda_runtime_version, cuda_driver_version) = survey.cuda_versions;
     let report = Report {
-        nccl_version: VERSION,
+        nccl_version: NCCL_VERSION,
         cuda_runtime_version,
         cuda_driver_version,
         timestamp,

@@ -16,8 +16,6 @@ use crate::recorder::read::Process;
 use oxccl_plan::Collective;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The version of NCCL whose formats these are.
-pub const VERSION: &str = "2.32.3";
 /// The version of CUDA whose driver interface the library is built for.
 const COMPILED_WITH: &str = "13.0";
 /// The collectives that the service counts, with their names there, in its order.

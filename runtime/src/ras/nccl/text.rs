@@ -1,8 +1,9 @@
 //! The state of a job as the text that NCCL's service writes; the causes of a standstill are among
 //! the warnings.
 
-use super::{COMPILED_WITH, COUNTED, CommState, Peer, Place, State, Survey, VERSION};
+use super::{COMPILED_WITH, COUNTED, CommState, Peer, Place, State, Survey};
 use super::{Missing, Troubles};
+use crate::NCCL_VERSION;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::{Display, Write};
 
@@ -106,7 +107,7 @@ impl Text<'_> {
     }
 
     fn all(&mut self) {
-        self.line(format_args!("NCCL version {VERSION} compiled with CUDA {COMPILED_WITH}"));
+        self.line(format_args!("NCCL version {NCCL_VERSION} compiled with CUDA {COMPILED_WITH}"));
         let (runtime, driver) = self.survey.cuda_versions;
         self.line(format_args!("CUDA runtime version {runtime}, driver version {driver}\n"));
         self.line("Job summary\n===========\n");
