@@ -2,7 +2,7 @@
 
 package oxccl
 
-// #cgo CFLAGS: -I${SRCDIR}/include
+// #cgo CFLAGS: -I${SRCDIR}
 // #include "shim_gen.h"
 import "C"
 

@@ -85,3 +85,35 @@ fn another_module_uses_it() {
     assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
     expect_options(&text);
 }
+
+#[test]
+fn a_module_from_a_proxy_is_fetched_vetted_and_vendored() {
+    if !have_go() || !have("python3") {
+        return;
+    }
+    let folder = folder("go-module");
+    let options = xtask::go_module::Options {
+        path: "example.org/oxccl".to_owned(),
+        output: folder.join("proxy"),
+    };
+    let version = xtask::go_module::write(Path::new(ROOT), &options).expect("it is written");
+    let user = folder.join("user");
+    std::fs::create_dir_all(&user).expect("a folder");
+    std::fs::write(user.join("go.mod"), "module user\n\ngo 1.21\n").expect("a file");
+    let program = std::fs::read_to_string(Path::new(ROOT).join("tests/sdk/hello.go"));
+    let program = program.expect("a program").replace("\"oxccl\"", "\"example.org/oxccl\"");
+    std::fs::write(user.join("main.go"), program).expect("a file");
+    let go = |arguments: &[&str]| {
+        let mut command = go(&user, arguments);
+        command.env("GOPROXY", format!("file://{}", options.output.display()));
+        command.env("GOMODCACHE", folder.join("cache")).env("GONOSUMDB", "*");
+        // Go takes what a version contains from its index of an earlier run.
+        succeed(command.env("GOFLAGS", "-modcacherw").env("GODEBUG", "goindex=0"))
+    };
+    go(&["get", &format!("example.org/oxccl@{version}")]);
+    go(&["vet", "./...", "example.org/oxccl"]);
+    go(&["mod", "vendor"]);
+    go(&["build", "-mod=vendor", "-o", "hello", "."]);
+    let text = succeed(&mut on_four_ranks(prefix(), &user.join("hello")));
+    assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
+}

@@ -4,6 +4,7 @@ pub mod abi;
 pub mod bindings;
 pub mod deb;
 pub mod environment;
+pub mod go_module;
 pub mod headers;
 pub mod install;
 pub mod model;

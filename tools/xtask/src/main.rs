@@ -39,6 +39,8 @@ enum Chore {
         #[arg(long, default_value = "release")]
         profile: String,
     },
+    /// Writes the Go package as a module that `go get` fetches by a path, for a module proxy.
+    GoModule(xtask::go_module::Options),
     /// Makes Debian packages.
     Deb(xtask::deb::Options),
 }
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Chore::Install(options) => install(&root, &options),
         Chore::Uninstall(installed) => uninstall(&installed),
         Chore::Wheel { output, profile } => wheel(&root, &output, profile),
+        Chore::GoModule(options) => go_module(&root, &options),
         Chore::Deb(options) => deb(&root, &options),
     };
     match done {
@@ -98,6 +101,13 @@ fn wheel(root: &Path, output: &Path, profile: String) -> Result<(), String> {
     let wheel = xtask::wheel::wheel(root, &prefix, output).map_err(|e| e.to_string())?;
     println!("made {}", wheel.display());
     std::fs::remove_dir_all(&prefix).map_err(|e| format!("{}: {e}", prefix.display()))
+}
+
+fn go_module(root: &Path, options: &xtask::go_module::Options) -> Result<(), String> {
+    let version = xtask::go_module::write(root, options).map_err(|e| e.to_string())?;
+    let path = std::fs::canonicalize(&options.output).unwrap_or(options.output.clone());
+    println!("GOPROXY=file://{} go get {}@{version}", path.display(), options.path);
+    Ok(())
 }
 
 fn deb(root: &Path, options: &xtask::deb::Options) -> Result<(), String> {

@@ -116,7 +116,7 @@ pub(super) fn shim(model: &Model) -> String {
 /// Returns the text of `raw_gen.go`.
 pub(super) fn raw(model: &Model) -> String {
     let mut out = format!(
-        "// {NOTE}\n\npackage oxccl\n\n// #cgo CFLAGS: -I${{SRCDIR}}/include\n\
+        "// {NOTE}\n\npackage oxccl\n\n// #cgo CFLAGS: -I${{SRCDIR}}\n\
          // #include \"shim_gen.h\"\nimport \"C\"\n\nimport \"unsafe\"\n"
     );
     for (d, parameters, output) in functions(model) {
