@@ -164,7 +164,7 @@ fn run_page(page: &str) -> usize {
 }
 
 /// Lets cargo find in a folder what it built and downloaded before.
-fn prepare_cargo(folder: &Path) {
+pub(crate) fn prepare_cargo(folder: &Path) {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("docs-rust");
     std::fs::create_dir_all(&target).expect("a folder");
     std::os::unix::fs::symlink(target, folder.join("target")).expect("a link");

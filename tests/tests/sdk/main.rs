@@ -3,6 +3,7 @@
 
 mod complete;
 mod cpp;
+mod cudarc;
 mod deb;
 mod docs;
 mod examples;

@@ -123,6 +123,11 @@ fn a_wheel_installs_library_command_and_package() {
     let text = installed(ranks.arg(Path::new(ROOT).join("tests/sdk/hello.py")));
     let there = format!("of 4: all right, by {}", venv.display());
     assert_eq!(text.matches(&there).count(), 4, "{text}");
+    // Programs that load NCCL by this name find its functions.
+    let mut load = Command::new(venv.join("bin/python"));
+    let script = "import ctypes, oxccl, pathlib; \
+                  ctypes.CDLL(pathlib.Path(oxccl.__file__).parent / 'libnccl.so').ncclAllReduce";
+    installed(load.args(["-c", script]));
     let mut perf = Command::new(venv.join("bin/oxccl"));
     installed(perf.args(["perf", "all_reduce", "--ranks", "4", "-b", "8", "-e", "1M", "-n", "5"]));
     let mut list = Command::new(venv.join("bin/python"));

@@ -9,8 +9,13 @@ use std::process::Command;
 const PACKAGE: &str = "bindings/python/oxccl";
 const FILES: [&str; 6] =
     ["__init__.py", "_arrays.py", "_gen.py", "_library.py", "py.typed", "torch.py"];
-/// The libraries of the wheel; `libnccl.so.2` is for programs that preload it in place of NCCL.
-const LIBRARIES: [&str; 2] = ["liboxccl.so.2", "libnccl.so.2"];
+/// The libraries of the wheel and their names there. `libnccl.so.2`, which has no code of its own,
+/// is for programs that preload it in place of NCCL, and by its other name for those that load it.
+const LIBRARIES: [(&str, &str); 3] = [
+    ("liboxccl.so.2", "liboxccl.so.2"),
+    ("libnccl.so.2", "libnccl.so.2"),
+    ("libnccl.so.2", "libnccl.so"),
+];
 /// The script that writes the list of files with their hashes, and the archive.
 const PACK: &str = include_str!("wheel.py");
 
@@ -27,9 +32,9 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
     let command = prefix.join("bin/oxccl");
     copy(&command, &tree.join(format!("oxccl-{version}.data/scripts/oxccl")))?;
     let mut programs = vec![command];
-    for library in LIBRARIES {
+    for (library, name) in LIBRARIES {
         let from = prefix.join("lib").join(library);
-        copy(&from, &tree.join("oxccl").join(library))?;
+        copy(&from, &tree.join("oxccl").join(name))?;
         programs.push(from);
     }
     let programs: Vec<&Path> = programs.iter().map(PathBuf::as_path).collect();
