@@ -14,6 +14,7 @@ mod julia;
 mod launchers;
 mod mpi;
 mod python;
+mod reference;
 
 use oxccl_tests::job::{bind_to_parent, wait_until};
 use oxccl_tests::missing;

@@ -41,6 +41,8 @@ enum Chore {
     },
     /// Writes the Go package as a module that `go get` fetches by a path, for a module proxy.
     GoModule(xtask::go_module::Options),
+    /// Writes a reference of the interface for each language, with the language's own tool.
+    Reference(xtask::reference::Options),
     /// Makes Debian packages.
     Deb(xtask::deb::Options),
 }
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         Chore::Uninstall(installed) => uninstall(&installed),
         Chore::Wheel { output, profile } => wheel(&root, &output, profile),
         Chore::GoModule(options) => go_module(&root, &options),
+        Chore::Reference(options) => reference(&root, &options),
         Chore::Deb(options) => deb(&root, &options),
     };
     match done {
@@ -107,6 +110,13 @@ fn go_module(root: &Path, options: &xtask::go_module::Options) -> Result<(), Str
     let version = xtask::go_module::write(root, options).map_err(|e| e.to_string())?;
     let path = std::fs::canonicalize(&options.output).unwrap_or(options.output.clone());
     println!("GOPROXY=file://{} go get {}@{version}", path.display(), options.path);
+    Ok(())
+}
+
+fn reference(root: &Path, options: &xtask::reference::Options) -> Result<(), String> {
+    let (pages, missing) = xtask::reference::write(root, options).map_err(|e| e.to_string())?;
+    pages.iter().for_each(|page| println!("{}", page.display()));
+    missing.iter().for_each(|tool| println!("left out, for want of {tool}"));
     Ok(())
 }
 
