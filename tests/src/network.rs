@@ -34,11 +34,12 @@ fn ip(arguments: &str) -> Result<(), String> {
 }
 
 fn run(command: &mut Command, arguments: &str) -> Result<(), String> {
-    let output = command.output().map_err(|e| format!("ip: {e}"))?;
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| format!("{name}: {e}"))?;
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    Err(format!("{name} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// Moves the process off the machine's network into a namespace of its own, whether as root or in a
@@ -178,6 +179,14 @@ impl Network {
     pub fn block(&self) {
         let ports = "ipproto tcp dport 1024-65534";
         ip(&format!("rule add {CUT} {ports} blackhole")).expect("a rule");
+    }
+
+    /// Has the router throw away what comes faster for a host than a slow cable carries. An error
+    /// if the system cannot do so.
+    pub fn narrow(&self, host: u32) -> Result<(), String> {
+        let arguments =
+            format!("qdisc add dev h{host} root tbf rate 200mbit burst 32kb limit 40kb");
+        run(Command::new("tc").args(arguments.split(' ')), &arguments)
     }
 
     /// Takes back all cuts.

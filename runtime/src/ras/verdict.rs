@@ -31,6 +31,8 @@ pub enum Cause {
     Deadlock,
     /// A rank comes late to most collectives.
     Slow,
+    /// The way to another host loses data, or carries far less than others.
+    SlowLink,
     /// The time of day of a host was set while the job ran.
     ClockSet,
 }
@@ -38,7 +40,7 @@ pub enum Cause {
 impl Cause {
     /// Returns whether it holds the job up; other causes make it slower, or mislead.
     pub fn holds_up(self) -> bool {
-        !matches!(self, Cause::Slow | Cause::ClockSet)
+        !matches!(self, Cause::Slow | Cause::SlowLink | Cause::ClockSet)
     }
 }
 
@@ -153,7 +155,10 @@ fn not_joined(comm: &Comm<'_>, all: &[Comm<'_>], patience: Patience) -> Option<V
     let making = |member: &&Member<'_>| member.rank.stage == Stage::Creating;
     let waits: Vec<_> = comm.members.iter().filter(making).collect();
     let age = |member: &&Member<'_>| member.process.read_ns.saturating_sub(member.rank.begun_ns);
-    let longest_ns = waits.iter().map(age).max().filter(|age| *age >= patience.creating_ns)?;
+    // Processes start at different times; those of a communicator have started.
+    let is_child = waits.iter().any(|member| member.rank.parent.is_some());
+    let least_ns = if is_child { patience.waiting_ns } else { patience.creating_ns };
+    let longest_ns = waits.iter().map(age).max().filter(|age| *age >= least_ns)?;
     let missing = comm.unseen();
     if missing.is_empty() || waits.len() < comm.members.len() {
         return None;

@@ -103,7 +103,7 @@ impl Entry {
 pub struct What {
     kind: Kind,
     descriptor: Descriptor,
-    bytes: u64,
+    pub(super) bytes: u64,
     peer: u64,
     transfers: u64,
     /// The number that the call itself has; 0: that of its thread.

@@ -70,8 +70,10 @@ pub struct Section {
     /// The user's requests at the end of the communicator: bits of [`End`].
     ends: AtomicU64,
     /// Collectives called so far, by their kinds; and other operations.
-    collectives: [AtomicU64; COLLECTIVES],
-    others: AtomicU64,
+    collectives: [Count; COLLECTIVES],
+    others: Count,
+    /// Ticks for which operations in host memory have waited, as far as that was recorded.
+    waited: AtomicU64,
     /// Operations called so far; operations run in the order of their calls.
     pub issued: AtomicU64,
     /// Operations done so far.
@@ -80,6 +82,13 @@ pub struct Section {
     name: Text<8>,
     failure: Text<64>,
     entries: [Entry; OPERATIONS],
+}
+
+/// Operations called so far, and their bytes.
+#[repr(C)]
+struct Count {
+    calls: AtomicU64,
+    bytes: AtomicU64,
 }
 
 /// The kinds of collectives.
@@ -192,19 +201,19 @@ impl Section {
     fn count(&self, what: &What, stream: usize) -> Called {
         // Two threads that call at once without an order between them may lose a count, which only
         // reports show; an addition that cannot takes 6 ns more.
-        let add = |count: &AtomicU64| {
-            let before = count.load(Ordering::Relaxed);
-            count.store(before + 1, Ordering::Relaxed);
+        let add = |sum: &AtomicU64, number: u64| {
+            let before = sum.load(Ordering::Relaxed);
+            sum.store(before.wrapping_add(number), Ordering::Relaxed);
             before
         };
-        let of_kind = match what.collective_kind() {
-            Some(kind) => {
-                let before = self.collectives_so_far();
-                add(&self.collectives[kind % COLLECTIVES]);
-                before
-            }
-            None => add(&self.others),
+        let collectives = what.collective_kind().map(|kind| (kind, self.collectives_so_far()));
+        let Count { calls, bytes } = match collectives {
+            Some((kind, _)) => &self.collectives[kind % COLLECTIVES],
+            None => &self.others,
         };
+        let of_kind = add(calls, 1);
+        add(bytes, what.bytes);
+        let of_kind = collectives.map_or(of_kind, |(_, so_far)| so_far);
         let number = self.issued.fetch_add(1, Ordering::AcqRel);
         Called { number, of_kind, stream, tag: if what.tag == 0 { tag() } else { what.tag } }
     }
@@ -226,13 +235,16 @@ impl Section {
         if entry.is_of(number) {
             entry.ended.store(ticks(), Ordering::Relaxed);
         }
+        if self.waiting.number.load(Ordering::Relaxed) == number + 1 {
+            self.go_on();
+        }
         self.finished.store(number + 1, Ordering::Release);
     }
 
     /// Returns the number of collectives called so far.
     #[inline]
     fn collectives_so_far(&self) -> u64 {
-        let counts = self.collectives.iter().map(|count| count.load(Ordering::Relaxed));
+        let counts = self.collectives.iter().map(|count| count.calls.load(Ordering::Relaxed));
         counts.fold(0, u64::wrapping_add)
     }
 
@@ -272,7 +284,11 @@ impl Section {
 
     /// Records that the operation under way waits no more.
     pub fn go_on(&self) {
-        self.waiting.number.store(0, Ordering::Relaxed);
+        let Waiting { number, since, .. } = &self.waiting;
+        let waited = ticks().wrapping_sub(since.load(Ordering::Relaxed));
+        let sum = self.waited.load(Ordering::Relaxed).wrapping_add(waited);
+        self.waited.store(sum, Ordering::Relaxed);
+        number.store(0, Ordering::Relaxed);
     }
 
     /// Records the failure of the rank: its text, its code among NCCL's results, and where it comes
@@ -336,11 +352,13 @@ impl Section {
         fence(Ordering::Release);
         let Waiting { number, peer_step, since, looked, waited_ns, .. } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.source, &self.code];
-        let more = [&self.parent, &self.ends, &self.others, &self.issued, &self.finished];
+        let more = [&self.parent, &self.ends, &self.waited, &self.issued, &self.finished];
+        let counts = self.collectives.iter().chain([&self.others]);
+        let counts = counts.flat_map(|count| [&count.calls, &count.bytes]);
         let waiting = [number, peer_step, since, looked, waited_ns];
         let Waiting { collective, what, count, peer_has_begun, .. } = &self.waiting;
         let kernels = [collective, what, count, peer_has_begun];
-        let all = words.into_iter().chain(&self.collectives).chain(more).chain(waiting);
+        let all = words.into_iter().chain(counts).chain(more).chain(waiting);
         let all = all.chain(kernels);
         all.for_each(|word| word.store(0, Ordering::Relaxed));
         self.name.write("");

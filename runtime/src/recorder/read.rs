@@ -84,6 +84,13 @@ pub struct RankReport {
     pub collectives: u64,
     /// These by their kinds, in the order of [`Collective::ALL`](oxccl_plan::Collective::ALL).
     pub collectives_by_kind: [u64; COLLECTIVES],
+    /// The bytes of these: of a block of each.
+    pub bytes_by_kind: [u64; COLLECTIVES],
+    /// The bytes of all other operations called so far.
+    pub other_bytes: u64,
+    /// The time for which operations in host memory have waited, as far as that was recorded: from
+    /// waits of a moment on.
+    pub waited_ns: u64,
     /// True once the user has finalized the communicator.
     pub finalized: bool,
     /// True once the user has begun to destroy the communicator.
@@ -309,7 +316,10 @@ fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
         issued: load(&section.issued),
         finished: load(&section.finished),
         collectives: section.collectives_so_far(),
-        collectives_by_kind: section.collectives.each_ref().map(load),
+        collectives_by_kind: section.collectives.each_ref().map(|count| load(&count.calls)),
+        bytes_by_kind: section.collectives.each_ref().map(|count| load(&count.bytes)),
+        other_bytes: load(&section.others.bytes),
+        waited_ns: scale.span_ns(load(&section.waited)),
         finalized: ends(End::Finalize),
         destroyed: ends(End::Destroy),
         aborted: ends(End::Abort) || load(&section.source) == ASKED,

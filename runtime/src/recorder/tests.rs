@@ -45,7 +45,11 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     assert!(op.begun_ns.is_some_and(|begun| begun >= op.called_ns && begun >= waits.begun_ns));
     assert!(awaited.since_ns >= op.called_ns && own().read_ns >= awaited.since_ns);
     recorder.go_on();
-    assert_eq!(rank_of(comm).expect("it is there").waiting, None, "something has moved");
+    let moved = rank_of(comm).expect("it is there");
+    assert_eq!(moved.waiting, None, "something has moved");
+    assert!(moved.waited_ns > 0 && waits.waited_ns == 0, "{moved:?}");
+    // It waits once more until its end.
+    recorder.wait(called.number, 3, 2, true);
     recorder.end(called.number);
     recorder.fail("it is over", 6, Source::Peer(2));
     recorder.note(End::Destroy);
@@ -56,6 +60,7 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     let ends = (failed.finalized, failed.destroyed, failed.aborted);
     assert_eq!(ends, (false, true, false));
     assert_eq!((failed.issued, failed.finished, failed.waiting), (1, 1, None));
+    assert!(failed.waited_ns > moved.waited_ns, "the wait until the end counts");
     assert!(failed.operations[0].ended_ns.is_some());
     set_tag(0);
     drop(recorder);
@@ -138,6 +143,8 @@ fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let mut counts = [0; COLLECTIVES];
     counts[Collective::Reduce as usize] = 1;
     assert_eq!(rank.collectives_by_kind, counts);
+    assert_eq!(rank.bytes_by_kind, counts.map(|count| 20 * count));
+    assert_eq!(rank.other_bytes, rank.operations[0].bytes);
     // The tag of a call goes before that of its thread.
     set_tag(77);
     let tagged = programs.under(CallOptions { tag: 5, ..CallOptions::default() });

@@ -61,13 +61,23 @@ pub(super) fn moment(counter: bool) -> (u64, u64, u64) {
 }
 
 impl Scale {
-    /// Returns a time in ns; `None` for a time that was not recorded.
-    pub(super) fn ns(&self, ticks: u64) -> Option<u64> {
+    /// Returns the ns of a tick.
+    fn rate(&self) -> f64 {
         let (first, last) = (self.first, self.last);
         let run = last.0.wrapping_sub(first.0) as f64;
-        let rate = if run > 0.0 { last.1.wrapping_sub(first.1) as f64 / run } else { 1.0 };
+        if run > 0.0 { last.1.wrapping_sub(first.1) as f64 / run } else { 1.0 }
+    }
+
+    /// Returns the ns of so many ticks.
+    pub(super) fn span_ns(&self, ticks: u64) -> u64 {
+        (ticks as f64 * self.rate()) as u64
+    }
+
+    /// Returns a time in ns; `None` for a time that was not recorded.
+    pub(super) fn ns(&self, ticks: u64) -> Option<u64> {
+        let last = self.last;
         // Counted from the last moment, where times matter most.
-        let back = last.0.wrapping_sub(ticks) as i64 as f64 * rate;
+        let back = last.0.wrapping_sub(ticks) as i64 as f64 * self.rate();
         (ticks != 0).then(|| (last.1 as i64).wrapping_sub(back as i64).max(0) as u64)
     }
 }
@@ -83,7 +93,7 @@ mod tests {
         for (ticks, ns) in expected {
             assert_eq!(scale.ns(ticks), Some(ns));
         }
-        assert_eq!(scale.ns(0), None);
+        assert_eq!((scale.ns(0), scale.span_ns(100)), (None, 50));
         // Moments of a file of garbage give a time, whatever it is worth.
         assert!(Scale { first: (5, 9), last: (5, 7) }.ns(u64::MAX).is_some());
         assert!(Scale { first: (u64::MAX, 0), last: (0, u64::MAX) }.ns(1).is_some());

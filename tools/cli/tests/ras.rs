@@ -1,7 +1,8 @@
 //! `oxccl ras` on ranks of this machine: what it tells, and what other tools make of its dumps.
 
-use oxccl_tests::job::bind_to_parent;
+use oxccl_tests::job::{Job, bind_to_parent};
 use oxccl_tests::missing;
+use oxccl_tests::network::apart;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::Path;
@@ -82,6 +83,35 @@ fn is_full(text: &str) -> bool {
 }
 
 #[test]
+fn a_way_between_hosts_that_loses_data_is_told() {
+    apart("a_way_between_hosts_that_loses_data_is_told", 2, |network| {
+        if let Err(reason) = network.narrow(1) {
+            return missing("a slow cable", &reason);
+        }
+        let id = format!("{}:4000", network.address(0));
+        let mut job = Job::start(Path::new(OXCCL), 2, 2 * LIMIT, |rank, command| {
+            let arguments = "perf all_reduce --device host -b 1M -e 1M -n 100000000 -c 0";
+            network.enter(command, rank).args(arguments.split(' ')).env("NCCL_COMM_ID", &id);
+        });
+        let pids = [0, 1].map(|rank| job.child(rank).id().to_string());
+        let start = Instant::now();
+        loop {
+            let mut command = Command::new(OXCCL);
+            command.args(["ras", "--pid", &pids[0], "--pid", &pids[1]]);
+            let output = network.enter(bind_to_parent(&mut command), 0).output().expect("it runs");
+            let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            let way = format!("({}) to {} loses data: ", network.address(0), network.address(1));
+            // A link that is slow holds nothing up.
+            if printed.contains(&way) && output.status.success() {
+                break;
+            }
+            assert!(start.elapsed() < LIMIT, "{printed}");
+            std::thread::sleep(PAUSE);
+        }
+    });
+}
+
+#[test]
 fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
     let ranks = Ranks::start();
     let last = "last all_reduce of 65536 × float, sum";
@@ -117,6 +147,16 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
     let metrics = read(&dump("prometheus", "metrics"));
     let waits = metrics.lines().filter(|line| line.starts_with("oxccl_waiting_seconds{"));
     assert!(waits.count() >= 2, "{metrics}");
+    for (name, least) in [
+        ("oxccl_collectives_called_total", 64.0),
+        ("oxccl_bytes_total", 64.0 * 262_144.0),
+        ("oxccl_bandwidth_bytes_per_second", 1e6),
+    ] {
+        let of_kind = |line: &&str| line.starts_with(name) && line.contains("kind=\"all_reduce\"");
+        let value = |line: &str| line.rsplit(' ').next()?.parse::<f64>().ok();
+        let values: Vec<_> = metrics.lines().filter(of_kind).filter_map(value).collect();
+        assert!(values.iter().filter(|value| **value > least).count() >= 2, "{metrics}");
+    }
     analyse(&dump("flight-recorder", "flight"));
 }
 

@@ -2,6 +2,7 @@
 
 mod chrome;
 mod flight;
+mod network;
 mod prometheus;
 mod svg;
 
@@ -10,7 +11,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use oxccl_runtime::ras::job::{Comm, Member, communicators};
 use oxccl_runtime::ras::status;
 use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
-use oxccl_runtime::recorder::read::{self, Awaited, Process};
+use oxccl_runtime::recorder::read::{self, Awaited, PROC, Process};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -75,11 +76,13 @@ enum Format {
 const FEW: usize = 8;
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let mut processes = read::processes(Path::new("/proc"));
+    let mut processes = read::processes(Path::new(PROC));
     processes.retain(|process| options.pid.is_empty() || options.pid.contains(&process.pid));
     let waiting_ns = (options.patience.max(0.0) * 1e9) as u64;
     let patience = Patience { waiting_ns, creating_ns: waiting_ns.saturating_mul(2) };
-    let causes = verdicts(&processes, patience);
+    let mut causes = verdicts(&processes, patience);
+    let (proc, connections) = (Path::new(PROC), network::connections());
+    causes.extend(network::verdicts(&network::of_processes(proc, &processes, &connections)));
     if let Some(Action::Dump { format, path }) = &options.action {
         return dump((&processes, &causes), *format, path);
     }

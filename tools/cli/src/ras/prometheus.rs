@@ -1,57 +1,131 @@
 //! Counters in the text format of Prometheus.
 
-use oxccl_runtime::recorder::Stage;
-use oxccl_runtime::recorder::read::{Awaited, Process, RankReport};
+use oxccl_plan::Collective;
+use oxccl_runtime::recorder::read::{Process, RankReport};
+use oxccl_runtime::recorder::{Kind, Stage};
 use std::fmt::Write;
 
-/// The name, the type, the meaning and the value of a metric.
-type Metric = (&'static str, &'static str, &'static str, fn(&Process, &RankReport) -> Option<f64>);
+/// A metric: its name, type and meaning, and its values for a rank, by the kind of the operation
+/// where there are several.
+struct Metric {
+    name: &'static str,
+    of_type: &'static str,
+    meaning: &'static str,
+    values: fn(&Process, &RankReport) -> Vec<(&'static str, f64)>,
+}
 
-const METRICS: [Metric; 5] = [
-    ("oxccl_operations_called_total", "counter", "Operations called.", |_, rank| {
-        Some(rank.issued as f64)
-    }),
-    ("oxccl_operations_done_total", "counter", "Operations done; in host memory.", |_, rank| {
-        rank.gpu.is_none().then_some(rank.finished as f64)
-    }),
-    (
-        "oxccl_waiting_seconds",
-        "gauge",
-        "The time for which the operation under way has waited.",
-        |process, rank| {
-            let waited = |w: &_| process.read_ns.saturating_sub(since(w)) as f64 / 1e9;
-            Some(rank.waiting.as_ref().map_or(0.0, waited))
+const METRICS: [Metric; 8] = [
+    Metric {
+        name: "oxccl_operations_called_total",
+        of_type: "counter",
+        meaning: "Operations called.",
+        values: |_, rank| vec![("", rank.issued as f64)],
+    },
+    Metric {
+        name: "oxccl_operations_done_total",
+        of_type: "counter",
+        meaning: "Operations done; in host memory.",
+        values: |_, rank| in_host_memory(rank, ("", rank.finished as f64)),
+    },
+    Metric {
+        name: "oxccl_collectives_called_total",
+        of_type: "counter",
+        meaning: "Collectives called.",
+        values: |_, rank| by_kind(|kind| rank.collectives_by_kind[kind]),
+    },
+    Metric {
+        name: "oxccl_bytes_total",
+        of_type: "counter",
+        meaning: "Bytes of a block of each collective, and of all other operations, called.",
+        values: |_, rank| {
+            let mut values = by_kind(|kind| rank.bytes_by_kind[kind]);
+            values.push((OTHER, rank.other_bytes as f64));
+            values
         },
-    ),
-    ("oxccl_failed", "gauge", "1 if the communicator has failed.", |_, rank| {
-        Some(f64::from(u8::from(rank.stage == Stage::Failed)))
-    }),
-    ("oxccl_collectives_called_total", "counter", "Collectives called.", |_, rank| {
-        Some(rank.collectives as f64)
-    }),
+    },
+    Metric {
+        name: "oxccl_bandwidth_bytes_per_second",
+        of_type: "gauge",
+        meaning: "Bytes of a block by the time from beginning to end, over the latest operations; \
+                  in host memory.",
+        values: |_, rank| bandwidths(rank),
+    },
+    Metric {
+        name: "oxccl_waited_seconds_total",
+        of_type: "counter",
+        meaning: "The time for which operations have waited for longer than a moment; in host \
+                  memory.",
+        values: |_, rank| in_host_memory(rank, ("", rank.waited_ns as f64 / 1e9)),
+    },
+    Metric {
+        name: "oxccl_waiting_seconds",
+        of_type: "gauge",
+        meaning: "The time for which the operation under way has waited.",
+        values: |process, rank| {
+            let since_ns = rank.waiting.map_or(process.read_ns, |waiting| waiting.since_ns);
+            vec![("", process.read_ns.saturating_sub(since_ns) as f64 / 1e9)]
+        },
+    },
+    Metric {
+        name: "oxccl_failed",
+        of_type: "gauge",
+        meaning: "1 if the communicator has failed.",
+        values: |_, rank| vec![("", f64::from(u8::from(rank.stage == Stage::Failed)))],
+    },
 ];
 
-fn since(waiting: &Awaited) -> u64 {
-    waiting.since_ns
+/// The kind of what is no collective: messages and one-sided operations.
+const OTHER: &str = "other";
+
+fn in_host_memory(rank: &RankReport, value: (&'static str, f64)) -> Vec<(&'static str, f64)> {
+    if rank.gpu.is_none() { vec![value] } else { Vec::new() }
+}
+
+fn by_kind(value: impl Fn(usize) -> u64) -> Vec<(&'static str, f64)> {
+    Collective::ALL.iter().map(|kind| (kind.name(), value(*kind as usize) as f64)).collect()
+}
+
+/// Returns the bandwidth of each kind of operations of which some are recorded from beginning to
+/// end.
+fn bandwidths(rank: &RankReport) -> Vec<(&'static str, f64)> {
+    let kinds = Collective::ALL.iter().map(|kind| kind.name()).chain([OTHER]);
+    let of_kind = |name: &'static str| {
+        let (mut bytes, mut ns) = (0, 0);
+        for op in &rank.operations {
+            let kind = op.descriptor.call().map_or(OTHER, |(collective, ..)| collective.name());
+            if let (Some(begun), Some(ended)) = (op.begun_ns, op.ended_ns)
+                && kind == name
+                // Waits for signals move nothing.
+                && op.kind != Kind::Wait
+            {
+                bytes += op.bytes;
+                ns += ended.saturating_sub(begun);
+            }
+        }
+        (ns > 0).then(|| (name, bytes as f64 / ns as f64 * 1e9))
+    };
+    kinds.filter_map(of_kind).collect()
 }
 
 /// Returns counters of all ranks.
 pub(super) fn metrics(processes: &[Process]) -> String {
     let mut text = String::new();
-    for (name, kind, meaning, value) in METRICS {
-        let _ = writeln!(text, "# HELP {name} {meaning}\n# TYPE {name} {kind}");
-        for process in processes {
-            for rank in &process.ranks {
-                let Some(value) = value(process, rank) else { continue };
-                let _ = writeln!(
-                    text,
-                    "{name}{{comm=\"{:016x}\",name=\"{}\",rank=\"{}\",host=\"{}\",pid=\"{}\"}} {value}",
-                    rank.comm,
-                    escaped(&rank.name),
-                    rank.rank,
-                    escaped(&process.host),
-                    process.pid
-                );
+    for Metric { name, of_type, meaning, values } in METRICS {
+        let _ = writeln!(text, "# HELP {name} {meaning}\n# TYPE {name} {of_type}");
+        let ranks = processes.iter().flat_map(|of| of.ranks.iter().map(move |rank| (of, rank)));
+        for (process, rank) in ranks {
+            let labels = format!(
+                "comm=\"{:016x}\",name=\"{}\",rank=\"{}\",host=\"{}\",pid=\"{}\"",
+                rank.comm,
+                escaped(&rank.name),
+                rank.rank,
+                escaped(&process.host),
+                process.pid
+            );
+            for (kind, value) in values(process, rank) {
+                let kind =
+                    if kind.is_empty() { String::new() } else { format!(",kind=\"{kind}\"") };
+                let _ = writeln!(text, "{name}{{{labels}{kind}}} {value}");
             }
         }
     }

@@ -1,0 +1,312 @@
+//! The connections between hosts: what the kernel counts of them tells which way loses data, or is
+//! slow.
+
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_sock_diag::SockDiagMessage;
+use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
+use netlink_packet_sock_diag::inet::nlas::Nla;
+use netlink_packet_sock_diag::inet::{
+    ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
+};
+use oxccl_runtime::ras::verdict::{Cause, Verdict, span};
+use oxccl_runtime::recorder::read::Process;
+use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::path::Path;
+
+/// The bytes from which on a way is judged, the share of them that was sent again from which on it
+/// loses data, and the share of the others' rate below which it is slow.
+const SENT_BYTES: u64 = 1 << 20;
+const LOST_SHARE: f64 = 0.01;
+const SLOW_SHARE: f64 = 0.25;
+/// The fewest ways among which one is called slow.
+const WAYS: usize = 3;
+
+/// What the kernel counts of a connection.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Connection {
+    /// The number of the socket among all files.
+    inode: u32,
+    from: IpAddr,
+    to: IpAddr,
+    sent_bytes: u64,
+    again_bytes: u64,
+    round_trip_us: u32,
+    /// The bytes per second that arrived when most did.
+    rate: u64,
+    /// True if there was too little to send for a higher rate to show.
+    is_idle: bool,
+}
+
+impl Connection {
+    /// Reads what the kernel tells of a connection: `info` has the structure `tcp_info` of
+    /// `linux/tcp.h`, which newer kernels lengthen at its end. `None` of kernels before 4.19, which
+    /// do not count what is sent again.
+    fn read(id: &SocketId, inode: u32, info: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
+        let long = |at: usize| Some(u64::from_ne_bytes(info.get(at..at + 8)?.try_into().ok()?));
+        Some(Self {
+            inode,
+            from: id.source_address.to_canonical(),
+            to: id.destination_address.to_canonical(),
+            sent_bytes: long(200)?,
+            again_bytes: long(208)?,
+            round_trip_us: word(68)?,
+            rate: long(160)?,
+            is_idle: info.get(7)? & 1 != 0,
+        })
+    }
+}
+
+/// Returns the connections of this host, as far as the kernel tells of them.
+pub(super) fn connections() -> Vec<Connection> {
+    let of = |family| dump(family).unwrap_or_default();
+    [AF_INET, AF_INET6].into_iter().flat_map(of).collect()
+}
+
+/// Asks the kernel for all established connections of a family.
+fn dump(family: u8) -> rustix::io::Result<Vec<Connection>> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(SOCK_DIAG),
+    )?;
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let request = InetRequest {
+        family,
+        protocol: IPPROTO_TCP,
+        extensions: ExtensionFlags::INFO,
+        states: StateFlags::ESTABLISHED,
+        socket_id: SocketId::new_v4(),
+    };
+    let message = SockDiagMessage::InetRequest(request);
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    let kernel = SocketAddrNetlink::new(0, 0);
+    rustix::net::sendto(&socket, &bytes, SendFlags::empty(), &kernel)?;
+    let (mut found, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        // The kernel has the answer ready; it never waits for anything.
+        let (length, _) = rustix::net::recv(&socket, &mut buffer, RecvFlags::DONTWAIT)?;
+        if length == 0 || !read(&buffer[..length], &mut found) {
+            return Ok(found);
+        }
+    }
+}
+
+/// Reads messages of the kernel. Returns whether more follow.
+fn read(mut bytes: &[u8], found: &mut Vec<Connection>) -> bool {
+    while !bytes.is_empty() {
+        let Ok(message) = NetlinkMessage::<SockDiagMessage>::deserialize(bytes) else {
+            return false;
+        };
+        match message.payload {
+            NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
+                let InetResponse { header, nlas } = *response;
+                let info = nlas.iter().find_map(|nla| match nla {
+                    Nla::TcpInfo(info) => Some(info),
+                    _ => None,
+                });
+                let read = |info: &Vec<u8>| Connection::read(&header.socket_id, header.inode, info);
+                found.extend(info.and_then(read));
+            }
+            _ => return false,
+        }
+        // Messages are aligned to four bytes.
+        let length = (message.header.length as usize).next_multiple_of(4).max(16);
+        bytes = bytes.get(length..).unwrap_or_default();
+    }
+    true
+}
+
+/// Returns the connections to other hosts of each of some processes of this one.
+pub(super) fn of_processes<'a>(
+    root: &Path,
+    processes: &'a [Process],
+    connections: &[Connection],
+) -> Vec<(&'a Process, Connection)> {
+    let mut by_inode: HashMap<String, &Connection> = HashMap::new();
+    for connection in connections.iter().filter(|of| of.from != of.to) {
+        by_inode.insert(format!("socket:[{}]", connection.inode), connection);
+    }
+    let mut found = Vec::new();
+    for process in processes {
+        let folder = root.join(process.pid.to_string()).join("fd");
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        let own = names.filter_map(|name| by_inode.get(name.to_str()?).copied());
+        found.extend(own.map(|connection| (process, *connection)));
+    }
+    found
+}
+
+/// The way from this host to another one.
+#[derive(Default)]
+struct Way {
+    sent_bytes: u64,
+    again_bytes: u64,
+    round_trip_us: u32,
+    rate: u64,
+    is_idle: bool,
+    processes: Vec<u32>,
+}
+
+/// Returns the ways to other hosts that lose data, or carry far less than the others.
+pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
+    let mut ways: BTreeMap<(IpAddr, IpAddr), Way> = BTreeMap::new();
+    for (process, of) in connections {
+        let way = ways.entry((of.from, of.to)).or_default();
+        way.sent_bytes += of.sent_bytes;
+        way.again_bytes += of.again_bytes;
+        way.round_trip_us = way.round_trip_us.max(of.round_trip_us);
+        if of.rate > way.rate {
+            (way.rate, way.is_idle) = (of.rate, of.is_idle);
+        }
+        way.processes.push(process.pid);
+    }
+    ways.retain(|_, way| way.sent_bytes >= SENT_BYTES);
+    let mut rates: Vec<u64> = ways.values().map(|way| way.rate).collect();
+    rates.sort_unstable();
+    let usual = rates.get(rates.len() / 2).copied().filter(|_| rates.len() >= WAYS);
+    let host = connections.first().map_or("", |(process, _)| &process.host);
+    let verdict = |((from, to), way): (&(IpAddr, IpAddr), &mut Way)| {
+        let share = way.again_bytes as f64 / way.sent_bytes as f64;
+        let mbytes = |bytes: u64| bytes as f64 / 1e6;
+        let fact = match usual {
+            _ if share >= LOST_SHARE => format!(
+                "loses data: {:.1} % of {:.1} MB were sent again",
+                share * 100.0,
+                mbytes(way.sent_bytes)
+            ),
+            Some(usual) if !way.is_idle && (way.rate as f64) < SLOW_SHARE * usual as f64 => {
+                let (own, usual) = (mbytes(way.rate), mbytes(usual));
+                format!("carries {own:.1} MB/s, where {usual:.1} MB/s are usual from this host")
+            }
+            _ => return None,
+        };
+        way.processes.sort_unstable();
+        way.processes.dedup();
+        let pids: Vec<String> = way.processes.iter().map(u32::to_string).collect();
+        let noun = if pids.len() == 1 { "process" } else { "processes" };
+        let text = format!(
+            "the way from {host} ({from}) to {to} {fact}, round trip {}, {noun} {}: look at \
+             adapters, cables and switches on it, and at the MTU (oxccl doctor --host)",
+            span(u64::from(way.round_trip_us) * 1000),
+            pids.join(", ")
+        );
+        Some(Verdict { cause: Cause::SlowLink, comm: 0, ranks: Vec::new(), text })
+    };
+    ways.iter_mut().filter_map(verdict).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxccl_runtime::recorder::read::ProcessState;
+
+    fn process(pid: u32) -> Process {
+        Process {
+            pid,
+            host: "node1".to_owned(),
+            address: "192.0.2.1".to_owned(),
+            command: "train".to_owned(),
+            state: ProcessState::Alive,
+            read_ns: 0,
+            clock_set_ns: 0,
+            ranks: Vec::new(),
+            left_out: false,
+        }
+    }
+
+    fn to(host: u8, sent_bytes: u64, again_bytes: u64, rate: u64) -> Connection {
+        let [from, to] = [1, host].map(|host| IpAddr::from([192, 0, 2, host]));
+        let (inode, round_trip_us, is_idle) = (u32::from(host), 300, false);
+        Connection { inode, from, to, sent_bytes, again_bytes, round_trip_us, rate, is_idle }
+    }
+
+    fn texts(connections: &[(&Process, Connection)]) -> Vec<String> {
+        let verdicts = verdicts(connections);
+        assert!(verdicts.iter().all(|verdict| !verdict.cause.holds_up()));
+        verdicts.into_iter().map(|verdict| verdict.text).collect()
+    }
+
+    #[test]
+    fn a_way_that_loses_data_is_told_with_its_processes() {
+        let [a, b] = [7, 5].map(process);
+        let sent = 100 << 20;
+        // Nothing is concluded from a few bytes.
+        let all = [
+            (&a, to(2, sent, 0, 9)),
+            (&b, to(2, sent, sent / 10, 9)),
+            (&a, to(3, sent, sent / 200, 9)),
+            (&a, to(4, 1000, 1000, 9)),
+        ];
+        let [text] = &texts(&all)[..] else { panic!("one") };
+        assert_eq!(
+            text,
+            "the way from node1 (192.0.2.1) to 192.0.2.2 loses data: 5.0 % of 209.7 MB were sent \
+        let told = "192.0.2.3 carries 200.0 MB/s, where 900.0 MB/s are usual";
+        assert!(text.contains(told), "{text}");
+             and at the MTU (oxccl doctor --host)"
+        );
+        assert!(texts(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_way_is_slow_beside_others() {
+        let process = process(7);
+        let way = |host, rate| (&process, to(host, 100 << 20, 0, rate));
+        let all = [way(2, 900_000_000), way(3, 200_000_000), way(4, 1_000_000_000)];
+        let [text] = &texts(&all)[..] else { panic!("one") };
+        assert!(
+            text.contains("192.0.2.3 carries 200.0 MB/s, where 900.0 MB/s are usual"),
+            "{text}"
+        );
+        assert!(texts(&all[..2]).is_empty(), "of two, none is usual");
+        let mut idle = all;
+        idle[1].1.is_idle = true;
+        assert!(texts(&idle).is_empty());
+    }
+
+    #[test]
+    fn what_the_kernel_counts_is_read_of_an_own_connection() {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let mut near = std::net::TcpStream::connect(address).expect("a connection");
+        let mut far = listener.accept().expect("a connection").0;
+        near.write_all(&[7; 5000]).expect("room");
+        far.read_exact(&mut [0; 5000]).expect("bytes");
+        let all = connections();
+        if all.is_empty() {
+            return oxccl_tests::missing("inet_diag", "the kernel tells of no connection");
+        }
+        let own = Process { pid: std::process::id(), ..process(0) };
+        let mut looped = all.clone();
+        // Connections of a host with itself do not count.
+        assert!(of_processes(Path::new("/proc"), std::slice::from_ref(&own), &all).is_empty());
+        looped.iter_mut().for_each(|of| of.to = IpAddr::from([192, 0, 2, 9]));
+        let found = of_processes(Path::new("/proc"), std::slice::from_ref(&own), &looped);
+        let sent: Vec<u64> = found.iter().map(|(_, of)| of.sent_bytes).collect();
+        assert!(sent.contains(&5000) && sent.contains(&0), "{found:?}");
+        assert!(found.iter().all(|(_, of)| of.again_bytes == 0 && of.round_trip_us > 0));
+    }
+
+    #[test]
+    fn garbage_is_no_connection() {
+        let mut found = Vec::new();
+        for length in 0..40 {
+            assert!(!read(&vec![0xff; length + 1], &mut found));
+            read(&vec![0; length], &mut found);
+        }
+        assert!(Connection::read(&SocketId::new_v4(), 1, &[0; 215]).is_none() && found.is_empty());
+    }
+}
