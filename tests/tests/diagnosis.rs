@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 /// The least time for which something stands still, short so that the test is.
-const PATIENCE: Patience = Patience { waiting_ns: 300_000_000, creating_ns: 300_000_000 };
+const PATIENCE: Patience =
+    Patience { waiting_ns: 300_000_000, creating_ns: 300_000_000, silent_ns: 2_000_000_000 };
 /// The pause between two looks, which leaves the processors to the ranks.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The longest time until a verdict, on a busy machine.

@@ -3,12 +3,13 @@
 
 use oxccl_plan::generate::{GENERATORS, Needs};
 use oxccl_runtime::log;
-use oxccl_tests::simulation::{Summary, run};
+use oxccl_tests::simulation::{Summary, run, stand_still};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Histories in an ordinary run.
+/// Histories in an ordinary run, and standstills.
 const HISTORIES: u64 = 3000;
+const STANDSTILLS: u64 = 400;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -58,6 +59,23 @@ fn survivors_of_any_fault_at_any_step_end_in_time_and_work_on() {
     }
     assert!(faults.contains_key(&("none", false)) && faults.contains_key(&("delay", false)));
     assert!(direct.min(mixed).min(networked).min(writing) > 0);
+}
+
+#[test]
+fn a_rank_that_stands_still_at_any_step_is_named_by_what_all_ranks_record() {
+    log::set(0, None);
+    let (mut held, mut causes) = (0, BTreeMap::new());
+    for seed in 0..STANDSTILLS {
+        let found = stand_still(seed);
+        held += u64::from(found.held);
+        for verdict in &found.verdicts {
+            *causes.entry(format!("{:?}", verdict.cause)).or_insert(0) += 1;
+            assert_eq!(verdict.ranks, [found.victim], "seed {seed}: {found:#?}");
+        }
+        assert_eq!(found.held, !found.verdicts.is_empty(), "seed {seed}: {found:#?}");
+    }
+    println!("{held} of {STANDSTILLS} held others up: {causes:?}");
+    assert!(held > STANDSTILLS / 3 && causes.len() > 1, "{held}, {causes:?}");
 }
 
 #[test]

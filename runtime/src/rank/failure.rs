@@ -105,7 +105,7 @@ impl Rank {
         let comm = self.recorder.comm();
         let root = Path::new(PROC);
         let job = job::of_process(read::processes(root), read::own_pid(root));
-        let patience = Patience { waiting_ns, creating_ns: u64::MAX };
+        let patience = Patience { waiting_ns, creating_ns: u64::MAX, ..Patience::default() };
         let causes = verdicts(&job, patience);
         let mut standing =
             causes.iter().filter(|of| of.cause.holds_up() && of.cause != Cause::Failed);

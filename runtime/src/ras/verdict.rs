@@ -64,11 +64,14 @@ pub struct Patience {
     pub waiting_ns: u64,
     /// The least time for which a communicator is in the making.
     pub creating_ns: u64,
+    /// The time after which a rank that waits, but does not look any more, is one that does not go
+    /// on: it looks every 100 ms, as long as it gets processor time.
+    pub silent_ns: u64,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { waiting_ns: 1_000_000_000, creating_ns: 2_000_000_000 }
+        Self { waiting_ns: 1_000_000_000, creating_ns: 2_000_000_000, silent_ns: 500_000_000 }
     }
 }
 
@@ -257,7 +260,9 @@ impl<'a, 'c> Waits<'a, 'c> {
         for &from in &comm.members {
             let Some(waiting) = from.rank.waiting else { continue };
             let waited_ns = from.process.read_ns.saturating_sub(waiting.since_ns);
-            if from.rank.stage != Stage::Running || waited_ns < patience.waiting_ns / 8 {
+            let silent_ns = from.process.read_ns.saturating_sub(waiting.looked_ns);
+            let is_short = waited_ns < patience.waiting_ns / 8;
+            if from.rank.stage != Stage::Running || is_short || silent_ns > patience.silent_ns {
                 continue;
             }
             // Who waits for one of several looks at the first of them: others may be behind, too.

@@ -122,6 +122,8 @@ pub struct Awaited {
     pub step: Option<u32>,
     /// The time since when nothing has moved.
     pub since_ns: u64,
+    /// The time at which it looked last.
+    pub looked_ns: u64,
 }
 
 /// An operation. Times are times of day in ns since 1970.
@@ -362,7 +364,7 @@ fn awaited(waiting: &Waiting, finished: u64, scale: &Scale) -> Option<Awaited> {
         },
     });
     let number = (!in_a_kernel).then_some(number);
-    Some(Awaited { number, collective, peer, step, since_ns })
+    Some(Awaited { number, collective, peer, step, since_ns, looked_ns })
 }
 
 fn operation(entry: &Entry, scale: &Scale) -> Option<OperationReport> {

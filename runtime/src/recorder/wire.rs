@@ -117,6 +117,7 @@ mod tests {
                 peer: Some(1),
                 step: None,
                 since_ns: 4,
+                looked_ns: 5,
             }),
             failure: "over".to_owned(),
             failure_code: 6,

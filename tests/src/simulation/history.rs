@@ -203,7 +203,7 @@ impl History {
         let start = clock::now();
         let operations = plays::draw(&place, operations, &mut random);
         let players = place.hosts.iter().map(|_| Player::new(operations.len(), start)).collect();
-        let world = World::new(place, &mut random);
+        let world = World::new(place, None, &mut random);
         let fine = random.below(2) == 0;
         Self {
             random,

@@ -4,6 +4,8 @@
 mod history;
 mod net;
 mod plays;
+mod standstill;
 mod world;
 
 pub use history::{Summary, run};
+pub use standstill::{Standstill, stand_still};

@@ -12,6 +12,7 @@ use oxccl_runtime::link::message::{Incoming, MessageEdge, Outgoing};
 use oxccl_runtime::os::memory::{Mapping, sealed_memfd};
 use oxccl_runtime::rank::Rank;
 use oxccl_runtime::rank::monitor::{self, Sign, Watch};
+use oxccl_runtime::recorder::{Memory, Recorder};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
@@ -69,7 +70,9 @@ fn segment(nlocal: usize, edge_slot_bytes: usize, start: u64) -> Arc<Segment> {
 }
 
 impl World {
-    pub(super) fn new(place: Place, random: &mut Random) -> Self {
+    /// Makes a communicator. Where it has a number, what its ranks do is recorded where others read
+    /// it.
+    pub(super) fn new(place: Place, comm: Option<u64>, random: &mut Random) -> Self {
         let n = place.hosts.len();
         // Counters wrap in some worlds.
         let start = random.draw() | if random.below(2) == 0 { u64::MAX << 4 } else { 0 };
@@ -117,7 +120,13 @@ impl World {
             let (edges, memory) = ((edges.collect(), None), (0..n).map(reach).collect());
             let (pids, one) = (vec![std::process::id() as i32; n], place.one_process);
             let rank = rank as u32;
-            let rank = Arc::new(Rank::new(rank, local, shared, pids));
+            let record = |comm| {
+                let recorder = Recorder::new();
+                recorder.identify(comm, (rank, n as u32), Memory::Host(0), "");
+                recorder
+            };
+            let recorder = comm.map(record).unwrap_or_default();
+            let rank = Arc::new(Rank::new(rank, local, shared, pids).recorded_by(recorder));
             rank.set_controls(std::mem::take(&mut controls[rank.number as usize]));
             let mut endpoint = Endpoint::new(rank, one, slot_bytes, edges, memory, start);
             endpoint.all_mapped = place.direct();

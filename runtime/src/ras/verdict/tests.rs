@@ -65,6 +65,7 @@ fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankRepor
             peer: Some(peer),
             step: Some(2),
             since_ns,
+            looked_ns: NOW,
         }),
         failure: String::new(),
         failure_code: 0,

@@ -55,9 +55,10 @@ fn on_gpu() -> bool {
 /// may take 2 s on GPUs; a machine on which ranks share few processors has more time.
 fn look(is: impl Fn(&Verdict) -> bool) -> Outcome<Verdict> {
     let (start, proc) = (Instant::now(), Path::new(PROC));
+    let patience = Patience::default();
     let (limit_s, patience) = match on_gpu() {
-        true => (2, Patience::default()),
-        false => (30, Patience { waiting_ns: 300_000_000, creating_ns: 300_000_000 }),
+        true => (2, patience),
+        false => (30, Patience { waiting_ns: 300_000_000, creating_ns: 300_000_000, ..patience }),
     };
     loop {
         let job = job::of_process(processes(proc), own_pid(proc));

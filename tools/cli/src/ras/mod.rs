@@ -79,7 +79,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let mut processes = read::processes(Path::new(PROC));
     processes.retain(|process| options.pid.is_empty() || options.pid.contains(&process.pid));
     let waiting_ns = (options.patience.max(0.0) * 1e9) as u64;
-    let patience = Patience { waiting_ns, creating_ns: waiting_ns.saturating_mul(2) };
+    let creating_ns = waiting_ns.saturating_mul(2);
+    let patience = Patience { waiting_ns, creating_ns, ..Patience::default() };
     let mut causes = verdicts(&processes, patience);
     let (proc, connections) = (Path::new(PROC), network::connections());
     causes.extend(network::verdicts(&network::of_processes(proc, &processes, &connections)));

@@ -252,10 +252,9 @@ mod tests {
         let [text] = &texts(&all)[..] else { panic!("one") };
         assert_eq!(
             text,
-            "the way from node1 (192.0.2.1) to 192.0.2.2 loses data: 5.0 % of 209.7 MB were sent \
-        let told = "192.0.2.3 carries 200.0 MB/s, where 900.0 MB/s are usual";
-        assert!(text.contains(told), "{text}");
-             and at the MTU (oxccl doctor --host)"
+            "the way from node1 (192.0.2.1) to 192.0.2.2 loses data: 5.0 % of 209.7 MB were \
+             sent again, round trip 0.3 ms, processes 5, 7: look at adapters, cables and switches \
+             on it, and at the MTU (oxccl doctor --host)"
         );
         assert!(texts(&[]).is_empty());
     }

@@ -1,0 +1,123 @@
+//! A rank that stands still at any step: what all ranks record says which one it is.
+
+use super::plays::{self, Operation};
+use super::world::{Place, World};
+use crate::sequence::Random;
+use oxccl_runtime::clock;
+use oxccl_runtime::device::host::collective::Budget;
+use oxccl_runtime::device::host::task::{Step, Task};
+use oxccl_runtime::ras::verdict::{Cause, Patience, Verdict, verdicts};
+use oxccl_runtime::recorder::Stage;
+use oxccl_runtime::recorder::read::{PROC, Process, process};
+use std::path::Path;
+use std::time::Duration;
+
+/// Turns in which nobody gets anywhere, for each rank, from which on the others stand still, too.
+/// What is awaited is recorded in one of 64 visits.
+const IDLE_TURNS: usize = 200;
+
+/// A standstill.
+#[derive(Clone, Debug)]
+pub struct Standstill {
+    /// The rank that stands still.
+    pub victim: u32,
+    /// True if others wait for it.
+    pub held: bool,
+    /// The operations that others have called and that have not ended.
+    pub operations: Vec<String>,
+    /// What is said about it.
+    pub verdicts: Vec<Verdict>,
+}
+
+struct Player {
+    task: Option<(usize, Task)>,
+    next: usize,
+}
+
+struct Job {
+    random: Random,
+    world: World,
+    operations: Vec<Operation>,
+    players: Vec<Player>,
+    victim: usize,
+}
+
+/// Returns this process, as others see it.
+fn own() -> Process {
+    process(Path::new(PROC), std::process::id()).expect("ranks of this process are recorded")
+}
+
+/// Plays the standstill of a seed.
+pub fn stand_still(seed: u64) -> Standstill {
+    let mut random = Random(seed);
+    let nranks = 2 + random.below(4) as usize;
+    let direct = random.below(4) > 0;
+    let hosts = (0..nranks).map(|_| if direct { 0 } else { random.below(2) as u32 }).collect();
+    let edge_slot_bytes = [1 << 10, 4 << 10, 64 << 10][random.below(3) as usize];
+    let place = Place { hosts, one_process: false, edge_slot_bytes };
+    let operations = plays::draw(&place, 3, &mut random);
+    // No communicator of a test that runs beside this one has the number.
+    let comm = seed | 0x5713 << 48;
+    let world = World::new(place, Some(comm), &mut random);
+    world.endpoints.iter().for_each(|endpoint| endpoint.rank.recorder.enter(Stage::Running));
+    let players = (0..nranks).map(|_| Player { task: None, next: 0 }).collect();
+    let victim = random.below(nranks as u64) as usize;
+    let mut job = Job { random, world, operations, players, victim };
+    let within = 1 << job.random.below(10);
+    let mut visits = job.random.below(within);
+    job.until_nobody_moves(&mut visits);
+    // Who was seen since then still looks.
+    let stood_ns = own().read_ns;
+    job.until_nobody_moves(&mut visits);
+    let all = own();
+    let silent_ns = all.read_ns - stood_ns;
+    let patience = Patience { waiting_ns: 0, creating_ns: u64::MAX, silent_ns };
+    let mut verdicts = verdicts(&[all], patience);
+    verdicts.retain(|verdict| verdict.comm == comm && verdict.cause != Cause::Slow);
+    let others = || job.players.iter().enumerate().filter(|(rank, _)| *rank != victim);
+    let open = others().filter_map(|(_, player)| player.task.as_ref());
+    let operations = open.map(|(i, _)| job.operations[*i].what.clone()).collect::<Vec<_>>();
+    Standstill { victim: victim as u32, held: !operations.is_empty(), operations, verdicts }
+}
+
+impl Job {
+    /// Gives turns until nobody moves any more; the one at fault has so many.
+    fn until_nobody_moves(&mut self, visits: &mut u64) {
+        let mut idle = 0;
+        while idle < IDLE_TURNS * self.players.len() {
+            let rank = self.random.below(self.players.len() as u64) as usize;
+            let mut moves = false;
+            if rank != self.victim || *visits > 0 {
+                moves = self.turn(rank);
+                *visits -= u64::from(rank == self.victim);
+            }
+            idle = if moves { 0 } else { idle + 1 };
+            if self.random.below(64) == 0 {
+                clock::advance(Duration::from_nanos(100));
+            }
+        }
+    }
+
+    /// Gives a rank its turn; returns whether it got anywhere.
+    fn turn(&mut self, rank: usize) -> bool {
+        let budget = Budget { polls: 0, bytes: self.random.below(1 << 10) as usize };
+        let player = &mut self.players[rank];
+        let Some((operation, task)) = &mut player.task else {
+            let Some(operation) = self.operations.get_mut(player.next) else { return false };
+            let work = operation.parts[rank].work(&self.world.endpoints[rank]);
+            let start = |work| (player.next, Task::start(work, 0).expect("it starts"));
+            player.task = work.map(start);
+            player.next += 1;
+            return true;
+        };
+        match task.step(budget) {
+            Step::Waiting { moved } => moved,
+            Step::Done(result) => {
+                let what = &self.operations[*operation].what;
+                result.unwrap_or_else(|error| panic!("rank {rank} in {what}: {error}"));
+                player.task = None;
+                true
+            }
+        }
+    }
+}
