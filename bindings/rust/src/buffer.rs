@@ -1,6 +1,6 @@
 //! Memory that peers use in place.
 
-use crate::call::{check, on_host};
+use crate::call::{HOST, check, on_device};
 use crate::element::Element;
 use crate::error::{Code, Error, Result};
 use capi::oxccl::device::{oxcclMemAlloc, oxcclMemFree};
@@ -42,7 +42,7 @@ impl<T: Element> Buffer<T> {
         if len > 0 {
             // The library refuses a number of bytes that does not fit the address space.
             let bytes = len.saturating_mul(size_of::<T>());
-            let address = on_host(|| {
+            let address = on_device(HOST, || {
                 let mut place = null_mut();
                 // SAFETY: a place for the result.
                 check(unsafe { oxcclMemAlloc(&mut place, bytes) })?;

@@ -62,19 +62,27 @@ pub(crate) fn number(value: usize) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
 
-/// Makes something on the host, in whose memory slices lie, also where there are GPUs.
-pub(crate) fn on_host<T: Send>(make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let host = oxcclDeviceKind_t::oxcclDeviceHost;
-    let (mut kind, mut index) = (host, 0);
+/// A device: its kind, and its number among those of the kind.
+pub(crate) type Device = (oxcclDeviceKind_t, c_int);
+
+/// The host, in whose memory slices lie, also where there are GPUs.
+pub(crate) const HOST: Device = (oxcclDeviceKind_t::oxcclDeviceHost, 0);
+
+/// Makes something on a device.
+pub(crate) fn on_device<T: Send>(
+    device: Device,
+    make: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    let mut current = HOST;
     // SAFETY: places for both results.
-    check(unsafe { oxcclDeviceGet(&mut kind, &mut index) })?;
-    if kind == host {
+    check(unsafe { oxcclDeviceGet(&mut current.0, &mut current.1) })?;
+    if current == device {
         return make();
     }
-    // Devices belong to threads, and this thread's GPU to what else it does.
+    // Devices belong to threads, and this thread's to what else it does.
     let on_thread = || {
         // SAFETY: any numbers may be passed.
-        check(unsafe { oxcclDeviceSet(MaybeUninit::new(host), 0) })?;
+        check(unsafe { oxcclDeviceSet(MaybeUninit::new(device.0), device.1) })?;
         make()
     };
     let made = std::thread::scope(|scope| scope.spawn(on_thread).join());

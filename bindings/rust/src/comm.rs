@@ -1,6 +1,6 @@
 //! Communicators: how they are made, asked and ended.
 
-use crate::call::{check, failure, number, on_host};
+use crate::call::{Device, HOST, check, failure, number, on_device};
 use crate::error::{Error, Result};
 use crate::scope::{Stream, outside_group};
 use capi::nccl::children::{ncclCommGetUniqueId, ncclCommGrow, ncclCommShrink, ncclCommSplit};
@@ -218,22 +218,27 @@ impl Comm {
     /// without a launcher, of this process alone.
     pub fn from_env() -> Result<Self> {
         // SAFETY: a place for the handle, and no options.
-        one("from_env", |place| unsafe { oxcclCommInitEnv(place, null()) })
+        one("from_env", HOST, |place| unsafe { oxcclCommInitEnv(place, null()) })
     }
 
     /// Makes the part of rank `rank` in a communicator of `size` ranks, which all have the same id.
     pub fn from_rank(rank: usize, size: usize, id: Id) -> Result<Self> {
+        Self::on(HOST, rank, size, id)
+    }
+
+    /// Makes the part of a rank on a device.
+    pub(crate) fn on(device: Device, rank: usize, size: usize, id: Id) -> Result<Self> {
         let (id, rank, size) = (id.raw(), number(rank), number(size));
         // SAFETY: a place for the handle, and no options.
         let make = |place| unsafe { ncclCommInitRankConfig(place, size, id, rank, null_mut()) };
-        one("from_rank", make)
+        one("from_rank", device, make)
     }
 
     /// Makes a communicator of `size` ranks in this process; returns the parts of all ranks. One
     /// thread can make their calls together in a [`group`](crate::group()).
     pub fn all_in_process(size: usize) -> Result<Vec<Self>> {
         outside_group("all_in_process")?;
-        on_host(move || {
+        on_device(HOST, move || {
             // More than the library allows, which it refuses.
             let room = size.clamp(1, 1 << 16);
             let mut handles = vec![null_mut(); room];
@@ -250,7 +255,7 @@ impl Comm {
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, number);
         let parent = self.handle;
         // SAFETY: any handle may be passed, a place for the new one, and no options.
-        made("split", move |place| unsafe {
+        made("split", HOST, move |place| unsafe {
             ncclCommSplit(without_provenance_mut(parent), color, key, place, null_mut())
         })
     }
@@ -265,7 +270,7 @@ impl Comm {
         };
         let (parent, count) = (self.handle, number(list.len()));
         // SAFETY: any handle may be passed, the list has `count` ranks, a place for the handle.
-        one("shrink", move |place| unsafe {
+        one("shrink", HOST, move |place| unsafe {
             let parent = without_provenance_mut(parent);
             ncclCommShrink(parent, list.as_mut_ptr(), count, place, null_mut(), flags)
         })
@@ -325,26 +330,31 @@ pub fn set_tag(tag: u64) -> Result<()> {
 fn grown(call: &str, parent: usize, size: usize, id: Option<Id>, rank: c_int) -> Result<Comm> {
     let (size, id) = (number(size), id.map(Id::raw));
     // SAFETY: any handle may be passed, null or an id, a place for the new handle, and no options.
-    one(call, move |place| unsafe {
+    one(call, HOST, move |place| unsafe {
         let id = id.as_ref().map_or(null(), |id| id);
         ncclCommGrow(without_provenance_mut(parent), size, id, rank, place, null_mut())
     })
 }
 
 /// Makes a communicator of which this rank is certainly a part.
-fn one(call: &str, make: impl FnOnce(*mut ncclComm_t) -> ncclResult_t + Send) -> Result<Comm> {
-    let comm = made(call, make)?;
+fn one(
+    call: &str,
+    device: Device,
+    make: impl FnOnce(*mut ncclComm_t) -> ncclResult_t + Send,
+) -> Result<Comm> {
+    let comm = made(call, device, make)?;
     comm.ok_or_else(|| Error::new(crate::Code::Internal, format!("{call}: no communicator")))
 }
 
-/// Makes a communicator on the host; `None` if this rank is no part of it.
+/// Makes a communicator on a device, or on that of its parent; `None` if this rank is no part.
 fn made(
     call: &str,
+    device: Device,
     make: impl FnOnce(*mut ncclComm_t) -> ncclResult_t + Send,
 ) -> Result<Option<Comm>> {
     // The place for the handle would be gone when the group ends.
     outside_group(call)?;
-    on_host(move || {
+    on_device(device, move || {
         let mut handle = null_mut();
         check(make(&mut handle))?;
         (!handle.is_null()).then(|| Comm::of(handle)).transpose()

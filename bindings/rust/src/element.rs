@@ -1,6 +1,6 @@
 //! The types of elements, and the operations that reduce them.
 
-use capi::nccl::types::{ncclDataType_t, ncclRedOp_t};
+use capi::nccl::types::ncclDataType_t;
 
 pub(crate) mod sealed {
     use super::ncclDataType_t;
@@ -13,8 +13,19 @@ pub(crate) mod sealed {
 }
 
 /// A type of elements that ranks exchange: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32`, `f64`,
-/// and with the feature `half` also `half::f16` and `half::bf16`. Other crates cannot implement it.
+/// [`F8E4M3`], [`F8E5M2`], and with the feature `half` also `half::f16` and `half::bf16`. Other
+/// crates cannot implement it.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {}
+
+/// A number of 8 bits with 4 bits of exponent and 3 of mantissa, as OCP defines E4M3: its bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct F8E4M3(pub u8);
+
+/// A number of 8 bits with 5 bits of exponent and 2 of mantissa, as OCP defines E5M2: its bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct F8E5M2(pub u8);
 
 macro_rules! elements {
     ($($type:ty => $number:ident),* $(,)?) => {$(
@@ -34,6 +45,8 @@ elements! {
     u64 => ncclUint64,
     f32 => ncclFloat32,
     f64 => ncclFloat64,
+    F8E4M3 => ncclFloat8e4m3,
+    F8E5M2 => ncclFloat8e5m2,
 }
 
 #[cfg(feature = "half")]
@@ -56,16 +69,4 @@ pub enum ReduceOp {
     Min,
     /// The sum divided by the number of ranks.
     Avg,
-}
-
-impl ReduceOp {
-    pub(crate) fn number(self) -> ncclRedOp_t {
-        match self {
-            ReduceOp::Sum => ncclRedOp_t::ncclSum,
-            ReduceOp::Prod => ncclRedOp_t::ncclProd,
-            ReduceOp::Max => ncclRedOp_t::ncclMax,
-            ReduceOp::Min => ncclRedOp_t::ncclMin,
-            ReduceOp::Avg => ncclRedOp_t::ncclAvg,
-        }
-    }
 }

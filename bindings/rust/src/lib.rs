@@ -46,7 +46,7 @@
 //!
 //! # Safety
 //!
-//! No function here is `unsafe`. A scope waits before it returns, also after errors and panics, and
+//! No collective is `unsafe`. A scope waits before it returns, also after errors and panics, and
 //! has no guard that could be forgotten. Once an operation has ended, with an error or not, no
 //! other rank touches its buffers. One case remains that this process cannot prevent: the *process*
 //! of another rank that is stopped (`SIGSTOP`) in the midst of writing into a [`Buffer`] goes on
@@ -54,8 +54,12 @@
 //!
 //! A forked child cannot use what its parent made: calls fail there.
 //!
-//! Memory of GPUs, windows and registered buffers have no safe form. [`ffi`] has the functions of C
-//! for them.
+//! One operation has no safe form: [`Comm::put`], which writes into the memory of another rank. Its
+//! caller promises that nobody uses what it writes before its signal is seen. [`ffi`] has the
+//! functions of C.
+//!
+//! With the feature `cudarc` the module `cuda` has communicators on GPUs, for slices and streams of
+//! that crate.
 
 #![deny(missing_docs, unsafe_code)]
 
@@ -65,6 +69,9 @@ mod buffer;
 mod call;
 #[expect(unsafe_code, reason = "it makes, asks and ends communicators")]
 mod comm;
+#[cfg(feature = "cudarc")]
+#[expect(unsafe_code, reason = "it passes addresses of GPUs to C, and their uses to cudarc")]
+pub mod cuda;
 mod element;
 mod error;
 #[expect(unsafe_code, reason = "it captures and launches by functions of C")]
@@ -73,15 +80,24 @@ mod graph;
 mod operations;
 #[expect(unsafe_code, reason = "it lends options to C, for as long as a call")]
 mod options;
+#[expect(unsafe_code, reason = "it makes and ends operations of users")]
+mod reduction;
+#[expect(unsafe_code, reason = "it tells C of a slice for as long as it borrows it")]
+mod registered;
 #[expect(unsafe_code, reason = "it waits for C to be done with what was lent")]
 mod scope;
+#[expect(unsafe_code, reason = "other ranks write into its memory, for which their callers answer")]
+mod window;
 
 pub use buffer::Buffer;
 pub use capi as ffi;
 pub use comm::{Comm, Id, Shrink, set_tag};
-pub use element::{Element, ReduceOp};
+pub use element::{Element, F8E4M3, F8E5M2, ReduceOp};
 pub use error::{Code, Error, Result};
 pub use graph::Graph;
 pub use operations::Parts;
 pub use options::{CallOptions, CtaPolicy, With, set_encryption};
+pub use reduction::{MultipliedSum, Reduction};
+pub use registered::Registered;
 pub use scope::{Scope, Stream, group};
+pub use window::{Signals, Window};

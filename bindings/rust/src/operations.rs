@@ -2,9 +2,10 @@
 
 use crate::call::{check, number};
 use crate::comm::Comm;
-use crate::element::{Element, ReduceOp};
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::options::With;
+use crate::reduction::Reduction;
 use crate::scope::{Scope, run};
 use capi::nccl::collectives::{
     ncclAllGather, ncclAllReduce, ncclAlltoAll, ncclBroadcast, ncclGather, ncclRecv, ncclReduce,
@@ -14,7 +15,7 @@ use capi::nccl::configured::{
     ncclAllGatherConfig, ncclAllReduceConfig, ncclAlltoAllConfig, ncclBroadcastConfig,
     ncclGatherConfig, ncclReduceConfig, ncclReduceScatterConfig, ncclScatterConfig,
 };
-use capi::nccl::types::{ncclDataType_t, ncclRedOp_t};
+use capi::nccl::types::ncclDataType_t;
 use capi::oxccl::vcollectives::{
     oxcclAllGatherv, oxcclAlltoAllv, oxcclGatherv, oxcclReduceScatterv, oxcclScatterv,
 };
@@ -41,7 +42,8 @@ macro_rules! operations {
     ) { $($checks:tt)* } $call:ident($($value:expr),*);)*) => {
         /// Operations. All ranks make the calls of a communicator in the same order.
         impl Comm {$(
-            forms! { $(#[$doc])* ('a) &'a self, $name, $on($($argument: $type),*) scope {
+            forms! { $(#[$doc])* ('a) &'a self,
+                $name, $on[T: Element]($($argument: $type),*) scope {
                 let $comm = self;
                 $($checks)*
                 let stream = scope.enter(self)?;
@@ -57,14 +59,15 @@ macro_rules! operations {
         /// Collectives that can have options, by [`with`](Self::with). All ranks make the calls of
         /// a communicator in the same order.
         impl Comm {$(
-            forms! { $(#[$doc])* ('a) &'a self, $name, $on($($argument: $type),*) scope {
+            forms! { $(#[$doc])* ('a) &'a self,
+                $name, $on[T: Element]($($argument: $type),*) scope {
                 With::nothing(self).$on(scope, $($argument),*)
             } }
         )*}
 
         /// Collectives with options.
         impl<'a> With<'a, '_> {$(
-            forms! { $(#[$doc])* () self, $name, $on($($argument: $type),*) scope {
+            forms! { $(#[$doc])* () self, $name, $on[T: Element]($($argument: $type),*) scope {
                 let comm = self.comm;
                 let $comm = comm;
                 $($checks)*
@@ -86,12 +89,13 @@ macro_rules! operations {
 /// Defines a method that waits, and the one for a scope that it calls.
 macro_rules! forms {
     ($(#[$doc:meta])* ($($life:lifetime)?) $(&$borrow:lifetime)? $self:ident, $name:ident,
-        $on:ident($($argument:ident: $type:ty),*) $scope:ident { $($body:tt)* }) => {
+        $on:ident[$($generics:tt)*]($($argument:ident: $type:ty),*)
+        $scope:ident { $($body:tt)* }) => {
         $(#[$doc])*
         ///
         /// Blocks until it is complete on this rank. Fails if a length is wrong, if the calls of
         /// the ranks differ, or if another rank fails.
-        pub fn $name<$($life,)? T: Element>(
+        pub fn $name<$($life,)? $($generics)*>(
             $(&$borrow)? $self,
             $($argument: $type),*
         ) -> Result<()> {
@@ -101,7 +105,7 @@ macro_rules! forms {
         #[doc = concat!("Begins [`", stringify!($name), "`](Self::", stringify!($name), ").")]
         /// It is complete when the scope ends. Blocks: never. Fails if a length is wrong, or if the
         /// communicator has failed.
-        pub fn $on<$($life,)? T: Element>(
+        pub fn $on<$($life,)? $($generics)*>(
             $(&$borrow)? $self,
             $scope: &'a Scope<'a, '_>,
             $($argument: $type),*
@@ -111,20 +115,22 @@ macro_rules! forms {
     };
 }
 
+pub(crate) use forms;
+
 operations! {
 configured:
     /// Leaves the reduction of all ranks' inputs in every rank's output, which is as long as the
     /// input.
-    all_reduce, all_reduce_on: |_| (input: &'a [T], output: &'a mut [T], op: ReduceOp) {
+    all_reduce, all_reduce_on: |_| (input: &'a [T], output: &'a mut [T], op: impl Reduction<T>) {
         equal("all_reduce", "output", output.len(), input.len())?;
     } ncclAllReduce | ncclAllReduceConfig(
-        of(input), to(output), input.len(), type_of::<T>(), raw(op)
+        of(input), to(output), input.len(), type_of::<T>(), op.number()
     );
 
     /// Replaces every rank's elements by the reduction of all ranks'.
-    all_reduce_in_place, all_reduce_in_place_on: |_| (data: &'a mut [T], op: ReduceOp) {
+    all_reduce_in_place, all_reduce_in_place_on: |_| (data: &'a mut [T], op: impl Reduction<T>) {
         let at = to(data);
-    } ncclAllReduce | ncclAllReduceConfig(at, at, data.len(), type_of::<T>(), raw(op));
+    } ncclAllReduce | ncclAllReduceConfig(at, at, data.len(), type_of::<T>(), op.number());
 
     /// Replaces every rank's elements by those of rank `root`.
     broadcast, broadcast_on: |_| (data: &'a mut [T], root: usize) {
@@ -134,21 +140,23 @@ configured:
     /// Leaves the reduction of all ranks' inputs in the output of rank `root`, which is as long as
     /// the input. The other ranks' output is ignored.
     reduce, reduce_on: |comm| (
-        input: &'a [T], output: Option<&'a mut [T]>, op: ReduceOp, root: usize
+        input: &'a [T], output: Option<&'a mut [T]>, op: impl Reduction<T>, root: usize
     ) {
         let output = comm.at_root("reduce", "output", output, root)?;
         let len = output.as_ref().map_or(input.len(), |output| output.len());
         equal("reduce", "output", len, input.len())?;
         let output = output.map_or(null_mut(), to);
     } ncclReduce | ncclReduceConfig(
-        of(input), output, input.len(), type_of::<T>(), raw(op), number(root)
+        of(input), output, input.len(), type_of::<T>(), op.number(), number(root)
     );
 
     /// Replaces the elements of rank `root` by the reduction of all ranks'. Those of the other
     /// ranks stay.
-    reduce_in_place, reduce_in_place_on: |_| (data: &'a mut [T], op: ReduceOp, root: usize) {
+    reduce_in_place, reduce_in_place_on: |_| (
+        data: &'a mut [T], op: impl Reduction<T>, root: usize
+    ) {
         let at = to(data);
-    } ncclReduce | ncclReduceConfig(at, at, data.len(), type_of::<T>(), raw(op), number(root));
+    } ncclReduce | ncclReduceConfig(at, at, data.len(), type_of::<T>(), op.number(), number(root));
 
     /// Leaves the inputs of all ranks one behind the other in every rank's output, which has a
     /// block as long as the input for each rank.
@@ -167,23 +175,23 @@ configured:
     /// Leaves this rank's block of the reduction of all ranks' inputs in its output. The input has
     /// a block as long as the output for each rank.
     reduce_scatter, reduce_scatter_on: |comm| (
-        input: &'a [T], output: &'a mut [T], op: ReduceOp
+        input: &'a [T], output: &'a mut [T], op: impl Reduction<T>
     ) {
         equal("reduce_scatter", "input", input.len(), comm.blocks(output.len()))?;
     } ncclReduceScatter | ncclReduceScatterConfig(
-        of(input), to(output), output.len(), type_of::<T>(), raw(op)
+        of(input), to(output), output.len(), type_of::<T>(), op.number()
     );
 
     /// Replaces this rank's block of a buffer, which has a block of equal length for each rank, by
     /// the reduction of all ranks'. The other blocks stay.
     reduce_scatter_in_place, reduce_scatter_in_place_on: |comm| (
-        data: &'a mut [T], op: ReduceOp
+        data: &'a mut [T], op: impl Reduction<T>
     ) {
         let count = comm.block("reduce_scatter_in_place", "data", data.len())?;
         let data = data.as_mut_ptr();
         let own = data.wrapping_add(comm.rank() * count);
     } ncclReduceScatter | ncclReduceScatterConfig(
-        data.cast(), own.cast(), count, type_of::<T>(), raw(op)
+        data.cast(), own.cast(), count, type_of::<T>(), op.number()
     );
 
     /// Sends block `r` of this rank's input to rank `r`, in whose output it becomes the block of
@@ -256,17 +264,40 @@ plain:
         let (counts, displs) = comm.parts("all_gather_v", ("output", output.len()), parts)?;
     } oxcclAllGatherv(of(input), input.len(), to(output), counts, displs, type_of::<T>());
 
+    /// Fills the parts of the other ranks in every rank's buffer, which has this rank's own
+    /// elements in its part.
+    all_gather_v_in_place, all_gather_v_in_place_on: |comm| (data: &'a mut [T], parts: Parts<'_>) {
+        let (counts, displs) = comm.parts("all_gather_v_in_place", ("data", data.len()), parts)?;
+        let (own, len) = comm.own_part(data, parts);
+        let data = to(data);
+    } oxcclAllGatherv(own.cast_const(), len, data, counts, displs, type_of::<T>());
+
     /// Leaves this rank's block of the reduction of all ranks' inputs in its output, where the
     /// block of rank `r` has `counts[r]` elements. The input has all blocks one behind the other;
     /// all ranks pass the same counts.
     reduce_scatter_v, reduce_scatter_v_on: |comm| (
-        input: &'a [T], output: &'a mut [T], counts: &[usize], op: ReduceOp
+        input: &'a [T], output: &'a mut [T], counts: &[usize], op: impl Reduction<T>
     ) {
         equal("reduce_scatter_v", "counts", counts.len(), comm.size())?;
         let all = counts.iter().fold(0, |sum: usize, &count| sum.saturating_add(count));
         equal("reduce_scatter_v", "input", input.len(), all)?;
         equal("reduce_scatter_v", "output", output.len(), counts[comm.rank()])?;
-    } oxcclReduceScatterv(of(input), to(output), counts.as_ptr(), type_of::<T>(), raw(op));
+    } oxcclReduceScatterv(of(input), to(output), counts.as_ptr(), type_of::<T>(), op.number());
+
+    /// Replaces this rank's block of a buffer by the reduction of all ranks'. The buffer has the
+    /// blocks of all ranks one behind the other, of `counts[r]` elements for rank `r`, which all
+    /// ranks pass alike. The other blocks stay.
+    reduce_scatter_v_in_place, reduce_scatter_v_in_place_on: |comm| (
+        data: &'a mut [T], counts: &[usize], op: impl Reduction<T>
+    ) {
+        equal("reduce_scatter_v_in_place", "counts", counts.len(), comm.size())?;
+        let sum = |counts: &[usize]| counts.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
+        equal("reduce_scatter_v_in_place", "data", data.len(), sum(counts))?;
+        let data = data.as_mut_ptr();
+        let own = data.wrapping_add(sum(&counts[..comm.rank()]));
+    } oxcclReduceScatterv(
+        data.cast(), own.cast(), counts.as_ptr(), type_of::<T>(), op.number()
+    );
 
     /// Sends part `r` of this rank's input to rank `r`, and leaves what comes from rank `r` in part
     /// `r` of the output.
@@ -295,6 +326,18 @@ plain:
         of(input), input.len(), output, counts, displs, type_of::<T>(), number(root)
     );
 
+    /// Fills the parts of the other ranks in the buffer of rank `root`. Every rank's buffer has the
+    /// parts of all ranks, and this rank's own elements in its part.
+    gather_v_in_place, gather_v_in_place_on: |comm| (
+        data: &'a mut [T], parts: Parts<'_>, root: usize
+    ) {
+        let (counts, displs) = comm.parts("gather_v_in_place", ("data", data.len()), parts)?;
+        let (own, len) = comm.own_part(data, parts);
+        let data = to(data);
+    } oxcclGatherv(
+        own.cast_const(), len, data, counts, displs, type_of::<T>(), number(root)
+    );
+
     /// Leaves part `r` of the input of rank `root` in the output of rank `r`. The other ranks'
     /// input is ignored.
     scatter_v, scatter_v_on: |comm| (
@@ -310,6 +353,16 @@ plain:
     } oxcclScatterv(
         input, counts, displs, to(output), output.len(), type_of::<T>(), number(root)
     );
+
+    /// Fills this rank's part with that of rank `root`. Every rank's buffer has the parts of all
+    /// ranks; the other parts stay.
+    scatter_v_in_place, scatter_v_in_place_on: |comm| (
+        data: &'a mut [T], parts: Parts<'_>, root: usize
+    ) {
+        let (counts, displs) = comm.parts("scatter_v_in_place", ("data", data.len()), parts)?;
+        let (own, len) = comm.own_part(data, parts);
+        let data = of(data);
+    } oxcclScatterv(data, counts, displs, own, len, type_of::<T>(), number(root));
 }
 
 fn of<T>(input: &[T]) -> *const c_void {
@@ -320,16 +373,12 @@ fn to<T>(output: &mut [T]) -> *mut c_void {
     output.as_mut_ptr().cast()
 }
 
-fn type_of<T: Element>() -> MaybeUninit<ncclDataType_t> {
+pub(crate) fn type_of<T: Element>() -> MaybeUninit<ncclDataType_t> {
     MaybeUninit::new(T::TYPE)
 }
 
-fn raw(op: ReduceOp) -> MaybeUninit<ncclRedOp_t> {
-    MaybeUninit::new(op.number())
-}
-
 /// Fails if an argument has another length than the call needs.
-fn equal(call: &str, argument: &str, got: usize, expected: usize) -> Result<()> {
+pub(crate) fn equal(call: &str, argument: &str, got: usize, expected: usize) -> Result<()> {
     if got == expected {
         return Ok(());
     }
@@ -340,12 +389,12 @@ fn equal(call: &str, argument: &str, got: usize, expected: usize) -> Result<()> 
 /// Checks of lengths.
 impl Comm {
     /// Returns the length of a buffer with a block of `count` elements for each rank.
-    fn blocks(&self, count: usize) -> usize {
+    pub(crate) fn blocks(&self, count: usize) -> usize {
         count.saturating_mul(self.size())
     }
 
     /// Returns the length of a block of a buffer that has one for each rank.
-    fn block(&self, call: &str, argument: &str, len: usize) -> Result<usize> {
+    pub(crate) fn block(&self, call: &str, argument: &str, len: usize) -> Result<usize> {
         if len.is_multiple_of(self.size()) {
             return Ok(len / self.size());
         }
@@ -355,7 +404,7 @@ impl Comm {
     }
 
     /// Returns what only the root has to pass; `None` on the other ranks.
-    fn at_root<B>(
+    pub(crate) fn at_root<B>(
         &self,
         call: &str,
         argument: &str,
@@ -367,6 +416,14 @@ impl Comm {
         }
         let missing = || Error::argument(call, argument, "is None", "a buffer at the root");
         buffer.ok_or_else(missing).map(Some)
+    }
+
+    /// Returns this rank's part of a buffer, which was checked, and its length.
+    fn own_part<T>(&self, data: &mut [T], parts: Parts<'_>) -> (*mut c_void, usize) {
+        let (len, displ) = (parts.counts[self.rank()], parts.displs[self.rank()]);
+        // The place of no elements is of no importance.
+        let displ = if len > 0 { displ } else { 0 };
+        (data.as_mut_ptr().wrapping_add(displ).cast(), len)
     }
 
     /// Checks that the parts of all ranks lie within a buffer; returns them for C.

@@ -4,7 +4,7 @@
 //! `std::thread::scope`, the function that opens a scope is on the stack below the caller's code,
 //! and waits before it returns or unwinds.
 
-use crate::call::{check, on_host};
+use crate::call::{HOST, check, on_device};
 use crate::comm::Comm;
 use crate::error::{Code, Error, Result};
 use capi::nccl::group::{ncclGroupEnd, ncclGroupSimulateEnd, ncclGroupStart};
@@ -30,7 +30,7 @@ pub struct Stream {
 impl Stream {
     /// Makes a stream. Blocks: never. Fails in a forked child.
     pub fn new() -> Result<Self> {
-        let handle = on_host(|| {
+        let handle = on_device(HOST, || {
             let mut place = null_mut();
             // SAFETY: a place for the handle.
             check(unsafe { oxcclStreamCreate(&mut place) })?;
@@ -148,17 +148,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Blocks: never. If the function fails or panics, nothing is launched. Fails with the
     /// function's error, or with that of one of the calls. It cannot be called within a group.
     pub fn group<R>(&'scope self, f: impl FnOnce() -> Result<R>) -> Result<R> {
-        outside_group("group")?;
-        // SAFETY: it takes no arguments.
-        check(unsafe { ncclGroupStart() })?;
-        GROUPED.set(true);
-        let open = OpenGroup;
-        let value = f()?;
-        std::mem::forget(open);
-        GROUPED.set(false);
-        // SAFETY: it takes no arguments. All calls of the group are in scopes that have not ended.
-        check(unsafe { ncclGroupEnd() })?;
-        Ok(value)
+        // All calls of the group are in scopes that have not ended.
+        grouped("group", f)
     }
 
     /// Notes that operations of a communicator are in this scope; returns their stream.
@@ -266,6 +257,21 @@ pub(crate) fn outside_group(call: &str) -> Result<()> {
         return Err(Error::new(Code::InvalidUsage, text));
     }
     Ok(())
+}
+
+/// Calls a function whose calls are launched together at its end; if it fails, nothing is.
+pub(crate) fn grouped<R>(call: &str, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    outside_group(call)?;
+    // SAFETY: it takes no arguments.
+    check(unsafe { ncclGroupStart() })?;
+    GROUPED.set(true);
+    let open = OpenGroup;
+    let value = f()?;
+    std::mem::forget(open);
+    GROUPED.set(false);
+    // SAFETY: it takes no arguments.
+    check(unsafe { ncclGroupEnd() })?;
+    Ok(value)
 }
 
 /// A group that has to end without a launch.

@@ -5,7 +5,9 @@ extern crate oxccl_rs as oxccl;
 mod common;
 
 use common::{on_ranks, random};
-use oxccl::{Buffer, CallOptions, Comm, Element, Parts, ReduceOp, Result, Stream, group};
+use oxccl::{
+    Buffer, CallOptions, Comm, Element, Parts, ReduceOp, Result, Signals, Stream, Window, group,
+};
 use std::fmt::Debug;
 use std::iter::repeat_n;
 
@@ -78,6 +80,25 @@ impl Number for half::f16 {
 impl Number for half::bf16 {
     fn quotient(number: i64, by: i64) -> Self {
         Self::from_f64(number as f64 / by as f64)
+    }
+}
+
+/// Returns so many halves, from 0 to 32, as a float with so many bits of mantissa and such a bias.
+fn bits(halves: i64, mantissa: u32, bias: u32) -> u8 {
+    let Some(exponent) = halves.checked_ilog2() else { return 0 };
+    let rest = (halves - (1 << exponent)) << mantissa >> exponent;
+    ((exponent + bias - 1) << mantissa) as u8 + rest as u8
+}
+
+impl Number for oxccl::F8E4M3 {
+    fn quotient(number: i64, by: i64) -> Self {
+        Self(bits(2 * number / by, 3, 7))
+    }
+}
+
+impl Number for oxccl::F8E5M2 {
+    fn quotient(number: i64, by: i64) -> Self {
+        Self(bits(2 * number / by, 2, 15))
     }
 }
 
@@ -249,6 +270,23 @@ fn with_counts<T: Number>(comm: &Comm, form: Form, most: usize) -> Result<()> {
     call!(form, comm, all_gather_v, all_gather_v_on(&input, &mut out, layout.parts()))?;
     assert_eq!(out, gathered, "all_gather_v {form:?}");
 
+    let only_own = |at: usize, part: &[T]| {
+        layout.filled::<T>(|r| if r == at { part.to_vec() } else { zeros(layout.counts[r]) })
+    };
+    let mut data = only_own(rank, &input);
+    call!(form, comm, all_gather_v_in_place, all_gather_v_in_place_on(&mut data, layout.parts()))?;
+    assert_eq!(data, gathered, "all_gather_v_in_place {form:?}");
+    let mut data = only_own(rank, &input);
+    let parts = layout.parts();
+    call!(form, comm, gather_v_in_place, gather_v_in_place_on(&mut data, parts, root))?;
+    let expected = if rank == root { gathered.clone() } else { only_own(rank, &input) };
+    assert_eq!(data, expected, "gather_v_in_place {form:?}");
+    let mut data = if rank == root { scattered.clone() } else { zeros(layout.len) };
+    call!(form, comm, scatter_v_in_place, scatter_v_in_place_on(&mut data, parts, root))?;
+    let part = elements(root, rank..rank + own);
+    let expected = if rank == root { scattered.clone() } else { only_own(rank, &part) };
+    assert_eq!(data, expected, "scatter_v_in_place {form:?}");
+
     let mut out = zeros(layout.len);
     let place = (rank == root).then_some((&mut out[..], layout.parts()));
     call!(form, comm, gather_v, gather_v_on(&input, place, root))?;
@@ -271,6 +309,15 @@ fn with_counts<T: Number>(comm: &Comm, form: Form, most: usize) -> Result<()> {
     let (counts, op) = (&layout.counts[..], ReduceOp::Sum);
     call!(form, comm, reduce_scatter_v, reduce_scatter_v_on(&input, &mut out, counts, op))?;
     assert_eq!(out, reduced(size, op, first..first + own), "reduce_scatter_v {form:?}");
+    let (mut data, mut expected) = (input.clone(), input);
+    expected[first..first + own].copy_from_slice(&out);
+    call!(
+        form,
+        comm,
+        reduce_scatter_v_in_place,
+        reduce_scatter_v_in_place_on(&mut data, counts, op)
+    )?;
+    assert_eq!(data, expected, "reduce_scatter_v_in_place {form:?}");
     Ok(())
 }
 
@@ -339,6 +386,85 @@ fn floats() {
 fn floats_of_16_bits() {
     check::<half::f16>();
     check::<half::bf16>();
+}
+
+#[test]
+fn elements_of_8_bits_with_a_fraction_are_copied_and_reduced() {
+    let work = |comm: Comm| -> Result<()> {
+        copies::<oxccl::F8E4M3>(&comm, Form::Scope, 67)?;
+        copies::<oxccl::F8E5M2>(&comm, Form::Waiting, 67)?;
+        // Their products are exact, and their sums up to 8.
+        reductions::<oxccl::F8E4M3>(&comm, Form::Waiting, 67)?;
+        comm.close()
+    };
+    assert_eq!(on_ranks(2, work), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn each_rank_multiplies_its_elements_by_a_factor_of_its_own() {
+    let work = |comm: Comm| -> Result<[f64; 3]> {
+        let multiple = comm.multiplied_sum(10_f64.powi(comm.rank() as i32))?;
+        let (mut x, mut y, mut z) = ([1.0], [0.0], [3.0]);
+        comm.all_reduce_in_place(&mut x, &multiple)?;
+        Stream::new()?.scope(|s| comm.all_reduce_on(s, &[2.0], &mut y, &multiple))?;
+        // The factor is kept for calls that were made.
+        group(|g| {
+            comm.all_reduce_in_place_on(g, &mut z, &multiple)?;
+            drop(multiple);
+            Ok(())
+        })?;
+        let mut bytes = [comm.rank() as u8 + 1];
+        comm.all_reduce_in_place(&mut bytes, &comm.multiplied_sum(2_u8)?)?;
+        assert_eq!(bytes, [12]);
+        Ok([x[0], y[0], z[0]])
+    };
+    assert_eq!(on_ranks(3, work), vec![Ok([111.0, 222.0, 333.0]); 3]);
+}
+
+#[test]
+fn registered_slices_are_used_as_others_are() {
+    let work = |comm: Comm| -> Result<i64> {
+        let mut data = vec![comm.rank() as i64 + 1; 1 << 18];
+        let mut registered = comm.register(&mut data)?;
+        comm.all_reduce_in_place(&mut registered, ReduceOp::Sum)?;
+        assert!(registered.iter().all(|x| *x == registered[0]));
+        drop(registered);
+        comm.register(&mut data[1..])?[0] += 1;
+        assert!(comm.register::<u8>(&mut []).is_err());
+        comm.close()?;
+        Ok(data[1] - data[0] + data[0])
+    };
+    assert_eq!(on_ranks(2, work), [Ok(4), Ok(4)]);
+}
+
+#[test]
+fn ranks_write_into_each_others_windows() {
+    let work = |comm: Comm| -> Result<Vec<u32>> {
+        let (rank, size) = (comm.rank(), comm.size());
+        let window = Window::<u32>::new(&comm, size)?;
+        let own = [rank as u32 + 1];
+        Stream::new()?.scope(|s| {
+            for peer in 0..size {
+                // SAFETY: each rank has an element of its own, and waits for all signals before it
+                // reads them or drops the window.
+                unsafe { comm.put_on(s, &own, &window, peer, rank, 3)? };
+                comm.signal_on(s, peer, 4)?;
+            }
+            let from = |signal| move |from| Signals { from, signal, count: 1 };
+            let all: Vec<_> = (0..size).flat_map(|r| [from(3)(r), from(4)(r)]).collect();
+            comm.wait_signals_on(s, &all)
+        })?;
+        let found = window.to_vec();
+        comm.signal((rank + 1) % size, 0)?;
+        comm.wait_signals(&[Signals { from: (rank + size - 1) % size, signal: 0, count: 1 }])?;
+        // SAFETY: nothing is written.
+        let wrong = unsafe { comm.put(&own, &window, 0, usize::MAX, 3) };
+        let text = wrong.expect_err("no such element").to_string();
+        assert!(text.contains("at is 18446744073709551615"), "{text}");
+        comm.all_reduce_in_place(&mut [0], ReduceOp::Sum)?;
+        Ok(found)
+    };
+    assert_eq!(on_ranks(3, work), vec![Ok(vec![1, 2, 3]); 3]);
 }
 
 #[test]

@@ -1,0 +1,296 @@
+//! Communicators on GPUs, for the slices and streams of the crate `cudarc`.
+//!
+//! Operations are queued on the stream of their communicator, as kernels are, and nothing waits for
+//! them. `cudarc` keeps the order of what uses a slice on several streams, and frees its memory
+//! behind that.
+
+use crate::call::{check, number};
+use crate::comm::{Id, Shrink};
+use crate::element::{Element, F8E4M3, F8E5M2};
+use crate::error::{Code, Error, Result};
+use crate::operations::{equal, type_of};
+use crate::reduction::{MultipliedSum, Reduction};
+use crate::scope::grouped;
+use capi::nccl::collectives::{
+    ncclAllGather, ncclAllReduce, ncclAlltoAll, ncclBroadcast, ncclGather, ncclRecv, ncclReduce,
+    ncclReduceScatter, ncclScatter, ncclSend,
+};
+use capi::nccl::types::cudaStream_t;
+use capi::oxccl::types::oxcclDeviceKind_t;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DriverError, SyncOnDrop};
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::ptr::{null, null_mut, with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::Arc;
+
+// SAFETY: one byte, of which every pattern is valid.
+unsafe impl DeviceRepr for F8E4M3 {}
+// SAFETY: one byte, of which every pattern is valid.
+unsafe impl DeviceRepr for F8E5M2 {}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        Error::new(Code::Cuda, error.to_string())
+    }
+}
+
+/// A rank's part of a communicator on the GPU of a stream.
+///
+/// It ends as a [`crate::Comm`] does: when it is dropped, by [`close`](Self::close), or by
+/// [`abort`](Self::abort).
+///
+/// ```no_run
+/// # extern crate oxccl_rs as oxccl;
+/// use cudarc::driver::CudaContext;
+/// use oxccl::{Id, ReduceOp, cuda};
+///
+/// # fn f(rank: usize, size: usize, id: Id) -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = CudaContext::new(rank)?.default_stream();
+/// let comm = cuda::Comm::from_rank(&stream, rank, size, id)?;
+/// let mut x = stream.clone_htod(&[1.0_f32, 2.0])?;
+/// comm.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
+/// assert_eq!(stream.clone_dtoh(&x)?, [size as f32, 2.0 * size as f32]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Comm {
+    comm: crate::Comm,
+    stream: Arc<CudaStream>,
+}
+
+/// Making, asking and ending communicators.
+impl Comm {
+    /// Makes the part of rank `rank` in a communicator of `size` ranks, which all have the same id.
+    /// Blocks until all ranks have come, as [`crate::Comm::from_rank`] does.
+    pub fn from_rank(stream: &Arc<CudaStream>, rank: usize, size: usize, id: Id) -> Result<Self> {
+        let index = number(stream.context().ordinal());
+        let gpu = (oxcclDeviceKind_t::oxcclDeviceCuda, index);
+        Ok(Self { comm: crate::Comm::on(gpu, rank, size, id)?, stream: stream.clone() })
+    }
+
+    /// Makes a communicator of the ranks with the same color, on the same stream, as
+    /// [`crate::Comm::split`] does.
+    pub fn split(&self, color: Option<usize>, key: i32) -> Result<Option<Self>> {
+        let part = self.comm.split(color, key)?;
+        Ok(part.map(|comm| Self { comm, stream: self.stream.clone() }))
+    }
+
+    /// Makes a communicator without some ranks, on the same stream, as [`crate::Comm::shrink`]
+    /// does.
+    pub fn shrink(&self, exclude: &[usize], state: Shrink) -> Result<Self> {
+        Ok(Self { comm: self.comm.shrink(exclude, state)?, stream: self.stream.clone() })
+    }
+
+    /// Returns the number of this rank.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// Returns the number of ranks.
+    pub fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// Returns the stream on which operations are queued.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Makes a sum of multiples, as [`crate::Comm::multiplied_sum`] does.
+    pub fn multiplied_sum<T: Element>(&self, factor: T) -> Result<MultipliedSum<'_, T>> {
+        self.comm.multiplied_sum(factor)
+    }
+
+    /// Returns the error with which the communicator failed; `None` while it works.
+    pub fn async_error(&self) -> Option<Error> {
+        self.comm.async_error()
+    }
+
+    /// Completes all operations and ends this rank's part of the communicator, as
+    /// [`crate::Comm::close`] does.
+    pub fn close(self) -> Result<()> {
+        self.comm.close()
+    }
+
+    /// Ends the communicator at once, as [`crate::Comm::abort`] does.
+    pub fn abort(&self) -> Result<()> {
+        self.comm.abort()
+    }
+
+    fn raw(&self) -> cudaStream_t {
+        self.stream.cu_stream().cast()
+    }
+}
+
+/// Calls that are launched together, made by [`group`].
+#[derive(Default)]
+pub struct Group<'g> {
+    /// What tells other streams of the use of slices, once it is queued.
+    guards: RefCell<Vec<SyncOnDrop<'g>>>,
+}
+
+impl<'g> Group<'g> {
+    fn input<T>(&self, comm: &'g Comm, data: &'g impl DevicePtr<T>) -> *const c_void {
+        let (address, guard) = data.device_ptr(&comm.stream);
+        self.guards.borrow_mut().push(guard);
+        with_exposed_provenance(address as usize)
+    }
+
+    fn output<T>(&self, comm: &'g Comm, data: &'g mut impl DevicePtrMut<T>) -> *mut c_void {
+        let (address, guard) = data.device_ptr_mut(&comm.stream);
+        self.guards.borrow_mut().push(guard);
+        with_exposed_provenance_mut(address as usize)
+    }
+}
+
+/// Calls a function whose operations are launched together when it returns.
+///
+/// Sends and receives of a group wait for no order, so ranks can exchange data; and one thread can
+/// make the calls of several GPUs. If the function fails or panics, nothing is launched. Blocks:
+/// never.
+pub fn group<'g, R>(f: impl FnOnce(&Group<'g>) -> Result<R>) -> Result<R> {
+    let group = Group::default();
+    grouped("group", || f(&group))
+    // Only now that all is queued the guards are dropped.
+}
+
+/// Defines operations in both forms: `name, name_on: |comm, group| (arguments) { checks } call`,
+/// where communicator and stream follow the arguments of the call.
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param, $group:pat_param| (
+        $($argument:ident: $type:ty),*
+    ) { $($checks:tt)* } $call:ident($($value:expr),*);)*) => {
+        /// Operations. All ranks make the calls of a communicator in the same order.
+        impl Comm {$(
+            $(#[$doc])*
+            ///
+            /// Blocks: never. Fails if a length is wrong, or if the communicator has failed.
+            pub fn $name<'g, T: Element>(&'g self, $($argument: $type),*) -> Result<()> {
+                group(|group| self.$on(group, $($argument),*))
+            }
+
+            #[doc = concat!("Puts [`", stringify!($name), "`](Self::", stringify!($name), ")")]
+            /// into a group, at whose end it is launched.
+            pub fn $on<'g, T: Element>(
+                &'g self,
+                group: &Group<'g>,
+                $($argument: $type),*
+            ) -> Result<()> {
+                let ($comm, $group) = (self, group);
+                self.stream.context().bind_to_thread()?;
+                $($checks)*
+                // SAFETY: the slices are on a GPU and have as many elements as the call says, which
+                // was checked. What uses them later is queued behind this, by the group's guards.
+                check(unsafe { $call($($value,)* self.comm.raw(), self.raw()) })
+            }
+        )*}
+    };
+}
+
+operations! {
+    /// Leaves the reduction of all ranks' inputs in every rank's output, which is as long.
+    all_reduce, all_reduce_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>
+    ) {
+        let count = input.len();
+        equal("all_reduce", "output", output.len(), count)?;
+        let (from, to) = (group.input(comm, input), group.output(comm, output));
+    } ncclAllReduce(from, to, count, type_of::<T>(), op.number());
+
+    /// Replaces every rank's elements by the reduction of all ranks'.
+    all_reduce_in_place, all_reduce_in_place_on: |comm, group| (
+        data: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>
+    ) {
+        let (count, at) = (data.len(), group.output(comm, data));
+    } ncclAllReduce(at, at, count, type_of::<T>(), op.number());
+
+    /// Replaces every rank's elements by those of rank `root`.
+    broadcast, broadcast_on: |comm, group| (data: &'g mut impl DevicePtrMut<T>, root: usize) {
+        let (count, at) = (data.len(), group.output(comm, data));
+    } ncclBroadcast(at, at, count, type_of::<T>(), number(root));
+
+    /// Leaves the reduction of all ranks' inputs in the output of rank `root`, which is as long.
+    /// The other ranks' output is ignored.
+    reduce, reduce_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: Option<&'g mut impl DevicePtrMut<T>>,
+        op: impl Reduction<T>, root: usize
+    ) {
+        let output = comm.comm.at_root("reduce", "output", output, root)?;
+        let count = input.len();
+        equal("reduce", "output", output.as_ref().map_or(count, |output| output.len()), count)?;
+        let to = output.map_or(null_mut(), |output| group.output(comm, output));
+        let from = group.input(comm, input);
+    } ncclReduce(from, to, count, type_of::<T>(), op.number(), number(root));
+
+    /// Replaces the elements of rank `root` by the reduction of all ranks'. Those of the other
+    /// ranks stay.
+    reduce_in_place, reduce_in_place_on: |comm, group| (
+        data: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>, root: usize
+    ) {
+        let (count, at) = (data.len(), group.output(comm, data));
+    } ncclReduce(at, at, count, type_of::<T>(), op.number(), number(root));
+
+    /// Leaves the inputs of all ranks one behind the other in every rank's output.
+    all_gather, all_gather_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: &'g mut impl DevicePtrMut<T>
+    ) {
+        let count = input.len();
+        equal("all_gather", "output", output.len(), comm.comm.blocks(count))?;
+        let (from, to) = (group.input(comm, input), group.output(comm, output));
+    } ncclAllGather(from, to, count, type_of::<T>());
+
+    /// Leaves this rank's block of the reduction of all ranks' inputs in its output. The input has
+    /// a block as long as the output for each rank.
+    reduce_scatter, reduce_scatter_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>
+    ) {
+        let count = output.len();
+        equal("reduce_scatter", "input", input.len(), comm.comm.blocks(count))?;
+        let (from, to) = (group.input(comm, input), group.output(comm, output));
+    } ncclReduceScatter(from, to, count, type_of::<T>(), op.number());
+
+    /// Sends block `r` of this rank's input to rank `r`, in whose output it becomes the block of
+    /// this rank. Input and output are equally long, with a block of equal length for each rank.
+    all_to_all, all_to_all_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: &'g mut impl DevicePtrMut<T>
+    ) {
+        let count = comm.comm.block("all_to_all", "input", input.len())?;
+        equal("all_to_all", "output", output.len(), input.len())?;
+        let (from, to) = (group.input(comm, input), group.output(comm, output));
+    } ncclAlltoAll(from, to, count, type_of::<T>());
+
+    /// Leaves the inputs of all ranks one behind the other in the output of rank `root`. The other
+    /// ranks' output is ignored.
+    gather, gather_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: Option<&'g mut impl DevicePtrMut<T>>, root: usize
+    ) {
+        let output = comm.comm.at_root("gather", "output", output, root)?;
+        let (count, all) = (input.len(), comm.comm.blocks(input.len()));
+        equal("gather", "output", output.as_ref().map_or(all, |output| output.len()), all)?;
+        let to = output.map_or(null_mut(), |output| group.output(comm, output));
+        let from = group.input(comm, input);
+    } ncclGather(from, to, count, type_of::<T>(), number(root));
+
+    /// Leaves block `r` of the input of rank `root` in the output of rank `r`. The other ranks'
+    /// input is ignored.
+    scatter, scatter_on: |comm, group| (
+        input: Option<&'g impl DevicePtr<T>>, output: &'g mut impl DevicePtrMut<T>, root: usize
+    ) {
+        let input = comm.comm.at_root("scatter", "input", input, root)?;
+        let (count, all) = (output.len(), comm.comm.blocks(output.len()));
+        equal("scatter", "input", input.map_or(all, |input| input.len()), all)?;
+        let from = input.map_or(null(), |input| group.input(comm, input));
+        let to = group.output(comm, output);
+    } ncclScatter(from, to, count, type_of::<T>(), number(root));
+
+    /// Sends elements to rank `peer`, which has to receive as many.
+    send, send_on: |comm, group| (data: &'g impl DevicePtr<T>, peer: usize) {
+        let (count, from) = (data.len(), group.input(comm, data));
+    } ncclSend(from, count, type_of::<T>(), number(peer));
+
+    /// Receives elements from rank `peer`, which has to send as many.
+    recv, recv_on: |comm, group| (data: &'g mut impl DevicePtrMut<T>, peer: usize) {
+        let (count, to) = (data.len(), group.output(comm, data));
+    } ncclRecv(to, count, type_of::<T>(), number(peer));
+}
