@@ -221,10 +221,14 @@ fn run(name: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
 
 #[test]
 fn lines_have_the_number_of_their_rank_in_front() {
-    // The second part comes after another rank's line.
-    let script = "echo out $OXCCL_RANK; echo err $OXCCL_RANK >&2; printf 'no end'; \
-         sleep 0.$((3 * OXCCL_RANK + 3)); printf '%s' ' and more'";
-    let (status, out, err) = run("tags", &["-n", "2", "sh", "-c", script]);
+    // The second part comes when both ranks have written the first one.
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = format!(
+        "cd {}; echo out $OXCCL_RANK; echo err $OXCCL_RANK >&2; printf 'no end'; \
+         : > $OXCCL_RANK; until test -e 0 && test -e 1; do sleep 0.01; done; printf ' and more'",
+        folder.path().display()
+    );
+    let (status, out, err) = run("tags", &["-n", "2", "sh", "-c", &script]);
     assert_eq!(status, Some(0), "{out}{err}");
     let mut lines: Vec<&str> = out.lines().collect();
     lines.sort_unstable();
