@@ -8,6 +8,7 @@ use oxccl_runtime::device::host::task::Work;
 use oxccl_runtime::op::{Call, Transfer};
 use oxccl_runtime::{Result, group, recorder};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Elements of each call.
 const COUNT: usize = 1000;
@@ -58,10 +59,11 @@ fn outside() -> ! {
 }
 
 /// Makes `calls` calls that end, says so, and comes to a standstill, in which the rank `victim` is
-/// at fault: it makes no further call (`skip`), it splits no communicator (`split`), its stream
-/// waits for something else (`stream`), it receives nothing of what it is sent (`message`), it goes
-/// on until it is stopped (`stop`), killed (`kill`) or cut off (`cut`), or ranks use two
-/// communicators in different orders (`circle`).
+/// at fault: it makes no further call (`skip`) or another one (`other`), it splits no communicator
+/// (`split`), its stream waits for something else (`stream`), it receives nothing of what it is
+/// sent (`message`), it works for 5 ms before each call (`sleep`), it goes on until it is stopped
+/// (`stop`), killed (`kill`) or cut off (`cut`), or ranks use two communicators in different orders
+/// (`circle`).
 pub fn play(
     comm: &Arc<Communicator>,
     how: &str,
@@ -97,6 +99,18 @@ pub fn play(
             group::transfer(comm, transfer, &caller.stream)?;
             caller.finish()?;
         }
+        ("other", _) => {
+            let other = if is_victim { Collective::Broadcast } else { Collective::AllReduce };
+            if let Err(error) = caller.run(comm, other, 0) {
+                println!("{error}");
+            }
+        }
+        ("sleep", _) => loop {
+            if is_victim {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            caller.run(comm, Collective::AllReduce, 0)?;
+        },
         ("stop", _) => loop {
             caller.run(comm, Collective::AllReduce, 0)?;
         },

@@ -207,6 +207,39 @@ fn ranks_that_do_not_come_to_the_making_of_a_communicator_are_named() {
 }
 
 #[test]
+fn both_calls_are_named_where_a_rank_calls_something_else() {
+    for (nranks, victim, calls) in [(2, 1, 0), (3, 0, 70)] {
+        let arguments = ["other".to_owned(), victim.to_string(), calls.to_string(), "0".to_owned()];
+        let (job, pids) = start(nranks, nranks, &arguments);
+        let (verdict, _) = diagnose_until(&pids, |verdict| verdict.cause == Cause::Failed);
+        let sum = "all_reduce of 1000 × float, sum";
+        has(&verdict.text, &["differ", sum, "broadcast of 1000 × float, root 0"]);
+        end(job, nranks);
+    }
+}
+
+#[test]
+fn a_rank_that_works_for_longer_than_the_others_is_slow_and_holds_nobody_up() {
+    let arguments = ["sleep", "1", "3", "0"].map(str::to_owned);
+    let (job, pids) = start(3, 3, &arguments);
+    let start = Instant::now();
+    let text = loop {
+        let mut all = processes(Path::new("/proc"));
+        all.retain(|process| pids.contains(&process.pid));
+        let found = verdicts(&all, PATIENCE);
+        if let [Verdict { cause: Cause::Slow, ranks, text, .. }] = &found[..]
+            && ranks[..] == [1]
+        {
+            break text.clone();
+        }
+        assert!(start.elapsed() < LIMIT, "{found:#?}");
+        std::thread::sleep(PAUSE);
+    };
+    has(&text, &["rank 1 of communicator", "comes last to ", "ms after the first one"]);
+    end(job, 3);
+}
+
+#[test]
 fn who_does_not_split_a_communicator_is_named() {
     for (nranks, victim) in [(2, 0), (3, 1)] {
         let standstill = Standstill { nranks, how: "split", victim, calls: 3, root: 0 };

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Histories in an ordinary run, and standstills.
 const HISTORIES: u64 = 3000;
-const STANDSTILLS: u64 = 400;
+const STANDSTILLS: u64 = 3000;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

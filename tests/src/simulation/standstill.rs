@@ -92,8 +92,9 @@ impl Job {
                 *visits -= u64::from(rank == self.victim);
             }
             idle = if moves { 0 } else { idle + 1 };
-            if self.random.below(64) == 0 {
-                clock::advance(Duration::from_nanos(100));
+            if idle % (2 * self.players.len()) == 1 {
+                // Messages between hosts are under way.
+                clock::advance(Duration::from_micros(self.random.below(1000)));
             }
         }
     }
