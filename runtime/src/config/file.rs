@@ -76,8 +76,12 @@ fn entry(line: &[u8]) -> Result<Option<(&str, &str)>, &'static str> {
     }
     let (name, value) = text.split_once('=').ok_or("no NAME=VALUE")?;
     let name = name.trim();
-    if !name.starts_with("NCCL_") && !name.starts_with("OXCCL_") {
-        return Err("only NCCL_* and OXCCL_* variables are read from here");
+    let of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.is_empty()
+        || !name.chars().all(of_name)
+        || name.starts_with(|c: char| c.is_ascii_digit())
+    {
+        return Err("no NAME=VALUE");
     }
     Ok(Some((name, value.trim())))
 }
@@ -123,7 +127,7 @@ mod tests {
 
     #[test]
     fn bad_lines_are_reported_by_number_and_do_not_hide_good_ones() {
-        let mut text = b"nonsense\nNCCL_A=\xff\nPATH=/x\nNCCL_B=1\x00\nNCCL_C=".to_vec();
+        let mut text = b"nonsense\nNCCL_A=\xff\nA B=/x\nNCCL_B=1\x00\nNCCL_C=".to_vec();
         text.extend(vec![b'x'; LINE_BYTES]);
         text.extend(b"\nNCCL_D=2\nNCCL_D=3\n");
         let parsed = parse(&text);

@@ -185,7 +185,10 @@ impl Sources {
         });
         let unknown = environment.chain(files).filter(|(name, _)| {
             let foreign = FOREIGN.iter().any(|prefix| name.starts_with(prefix));
-            !foreign && variables().all(|variable| variable.name != *name)
+            // Files also have what only plugins read, such as FI_PROVIDER.
+            let of_nccl = ["NCCL_", "OXCCL_"].iter().any(|prefix| name.starts_with(prefix));
+            let is_meant = of_nccl || nearest(name).is_some();
+            !foreign && is_meant && variables().all(|variable| variable.name != *name)
         });
         let unknown = unknown.map(|(name, origin)| match nearest(name) {
             Some(near) => format!("{name} ({origin}) is no variable; did you mean {near}?"),
@@ -265,6 +268,23 @@ mod tests {
 
         let missing = config(&[("NCCL_CONF_FILE", "/nonexistent/conf")]);
         assert_eq!(missing.report.warnings, ["NCCL_CONF_FILE=/nonexistent/conf: no such file"]);
+    }
+
+    #[test]
+    fn files_have_variables_of_plugins_and_what_looks_like_a_mistake_is_reported() {
+        let folder = Folder::new("foreign");
+        let text = "FI_PROVIDER=efa\nUCX_TLS=rc,cuda\nNCC_DEBUG=INFO\n3D=1\n";
+        let system = folder.write("system", text);
+        let config = Sources::new(environment(&[]), false, None, &system).config();
+        let of_files: Vec<_> = config.report.of_files.iter().map(|(n, v)| [&**n, &**v]).collect();
+        let expected = [["FI_PROVIDER", "efa"], ["NCC_DEBUG", "INFO"], ["UCX_TLS", "rc,cuda"]];
+        assert_eq!(of_files, expected);
+        let system = system.display();
+        let expected = [
+            format!("NCC_DEBUG ({system}:3) is no variable; did you mean NCCL_DEBUG?"),
+            format!("{system}:4: no NAME=VALUE"),
+        ];
+        assert_eq!(config.report.warnings, expected);
     }
 
     #[test]

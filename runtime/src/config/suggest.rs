@@ -32,8 +32,9 @@ pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> O
     let wanted = stem(&upper);
     let limit = (wanted.len() / 3).clamp(1, 3);
     let near = |candidate: &'a str| {
-        let stems = distance(wanted, stem(candidate));
-        (stems <= limit).then(|| (stems, distance(&upper, candidate), candidate))
+        let (stems, whole) = (distance(wanted, stem(candidate)), distance(&upper, candidate));
+        // The mistake may be in the prefix.
+        (stems <= limit || whole <= 2).then_some((stems, whole, candidate))
     };
     names.filter_map(near).min().map(|(.., candidate)| candidate)
 }
