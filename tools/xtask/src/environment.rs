@@ -17,15 +17,15 @@ from the file that `NCCL_CONF_FILE` names (without that `~/.nccl.conf`), else fr
 Files have lines `NAME=VALUE`, of which the first for a name counts; lines that begin with `#` are
 comments, and spaces around name and value do not count. Before plugins are looked for, with the
 first communicator, the files' variables that the environment lacks are put there, since plugins
-look for theirs in it, those of other libraries (`FI_…`, `UCX_…`) as well; nothing else is written to
-it. An empty value is as none, except for texts. A program with more rights than its caller
+look for theirs in it, those of other libraries (`FI_…`, `UCX_…`) as well; nothing else is written
+to it. An empty value is as none, except for texts. A program with more rights than its caller
 (set-user-id and the like) takes no paths from its environment and does not read `~/.nccl.conf`.
 
 No communicator is made where a value of an `OXCCL_` variable cannot be read: ncclInvalidArgument,
 with the variable, the value and what is expected. For NCCL's own variables that is a warning, and
 the default counts, as in NCCL. An unknown name that begins with `NCCL_` or `OXCCL_`, in files also
-one that is like that of a variable, and a bad line are reported by one warning each, and the program
-goes on.
+one that is like that of a variable, and a bad line are reported by one warning each, and the
+program goes on.
 
 Durations are written with a unit, as `500ms`, `2s` or `1.5m` (ns, us, ms, s, m, h). A number
 without one is seconds; for `OXCCL_TIMEOUT` it was milliseconds before. The functions `ncclParam*`
