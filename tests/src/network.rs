@@ -181,6 +181,14 @@ impl Network {
         ip(&format!("rule add {CUT} {ports} blackhole")).expect("a rule");
     }
 
+    /// Gives the interface of a host another size of packets than the others have.
+    pub fn set_mtu(&self, host: u32, bytes: u32) {
+        let arguments = format!("link set eth0 mtu {bytes}");
+        let mut command = Command::new("ip");
+        command.args(arguments.split(' '));
+        run(self.enter(&mut command, host), &arguments).expect("a size");
+    }
+
     /// Has the router throw away what comes faster for a host than a slow cable carries. An error
     /// if the system cannot do so.
     pub fn narrow(&self, host: u32) -> Result<(), String> {

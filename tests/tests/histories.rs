@@ -71,6 +71,13 @@ fn a_rank_that_stands_still_at_any_step_is_named_by_what_all_ranks_record() {
         for verdict in &found.verdicts {
             *causes.entry(format!("{:?}", verdict.cause)).or_insert(0) += 1;
             assert_eq!(verdict.ranks, [found.victim], "seed {seed}: {found:#?}");
+            let place = |operation: &String| {
+                let (_, after) = verdict.text.split_once(operation.as_str())?;
+                let step = after.contains(", step ") || operation.starts_with("send");
+                step.then_some(())
+            };
+            let is_named = found.operations.iter().any(|operation| place(operation).is_some());
+            assert!(is_named, "seed {seed}: {found:#?}");
         }
         assert_eq!(found.held, !found.verdicts.is_empty(), "seed {seed}: {found:#?}");
     }

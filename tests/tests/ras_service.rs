@@ -459,6 +459,30 @@ fn the_ranks_of_other_hosts_are_told_or_missing_in_time() {
     end(job, 3);
 }
 
+/// Ranks are read at different times, also on other hosts, and none of them is behind for that.
+#[test]
+fn ranks_of_a_running_job_count_the_same_on_several_hosts() {
+    if !can_hide() {
+        return;
+    }
+    let ports = [Port::new(), Port::new()];
+    let mut job = Job::start(Path::new("unshare"), 2, LIFE, |rank, command| {
+        command.args(hidden().get_args()).arg(RANK).args(["stuck", "stop", "0", "3", "0"]);
+        command.env("NCCL_HOSTID", format!("host {rank}"));
+        command.env("NCCL_RAS_ADDR", ports[rank as usize].address.to_string());
+    });
+    job.wait_until_running(2);
+    // What a rank calls while another one has no processor may show.
+    ask_until(&ports[0], |document| {
+        let [comm] = &list(document, "communicators")[..] else { return false };
+        let ranks = list(comm, "ranks");
+        let counts = ranks.iter().map(|rank| rank["collective_counts"]["AllReduce"].as_u64());
+        let counts: Vec<_> = counts.collect();
+        counts.len() == 2 && counts[0] > Some(3) && counts[0] == counts[1]
+    });
+    end(job, 2);
+}
+
 /// Returns the only child of a process.
 fn only_child(pid: u32) -> Pid {
     let path = format!("/proc/{pid}/task/{pid}/children");

@@ -71,7 +71,12 @@ impl Descriptor {
         Self { what: self.what, count: self.count | u64::from(agreed) << OPTIONS_AT }
     }
 
-    /// Returns the names of the algorithms of a collective.
+    /// Returns the names of the algorithms of a collective, that for any memory and, where there is
+    /// another one, that for memory that all ranks map; `None` for other operations.
+    pub fn plans(&self) -> Option<String> {
+        self.call().map(|_| self.algorithms())
+    }
+
     fn algorithms(&self) -> String {
         let name = |number: usize| GENERATORS.get(number).map_or("an unknown plan", |g| g.name);
         let any = name((self.what >> ANY_AT) as usize);

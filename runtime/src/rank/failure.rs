@@ -6,7 +6,7 @@ use crate::link::direct::Record;
 use crate::link::notice;
 use crate::log::{self, Level, Subsystem};
 use crate::ras::job;
-use crate::ras::verdict::{Cause, Patience, verdicts};
+use crate::ras::verdict::{Cause, Patience, Verdict, verdicts};
 use crate::recorder::Source;
 use crate::recorder::read::{self, PROC};
 use std::path::Path;
@@ -107,8 +107,11 @@ impl Rank {
         let job = job::of_process(read::processes(root), read::own_pid(root));
         let patience = Patience { waiting_ns, creating_ns: u64::MAX, ..Patience::default() };
         let causes = verdicts(&job, patience);
-        let mut standing =
-            causes.iter().filter(|of| of.cause.holds_up() && of.cause != Cause::Failed);
+        // Who waits for the making of a communicator is late for this operation itself.
+        let stands = |of: &&Verdict| {
+            of.cause.holds_up() && !matches!(of.cause, Cause::Failed | Cause::NotJoined)
+        };
+        let mut standing = causes.iter().filter(stands);
         let own = standing.clone().find(|verdict| verdict.comm == comm);
         if let Some(verdict) = own.or_else(|| standing.next()) {
             found.clone_from(&verdict.text);

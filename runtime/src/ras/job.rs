@@ -83,19 +83,39 @@ pub fn refuse(processes: &mut [Process], sizes: &HashMap<u64, u32>) {
     }
 }
 
-/// Takes away what ranks have called since a first look, beyond what the rank that was ahead of the
-/// others had called by then. Ranks that make the same calls then count the same, though each is
-/// read at another time; only one that has not caught up by the second look counts less.
+/// Gives ranks that make the same calls the same counts, though each is read at another time:
+/// `first` are the processes of this host at a first look, `now` those at a second one, with those
+/// of other hosts as they were between the two. A rank of this host counts less than others only if it has
+/// not caught up with them by the second look, and one of another host only if it has not with
+/// what ranks of this host had called by the first.
 pub fn level(first: &[Process], now: &mut [Process]) {
-    let mut most: HashMap<u64, [u64; COLLECTIVES]> = HashMap::new();
+    type Counts = [u64; COLLECTIVES];
+    let raise = |most: &mut Counts, counts: &Counts| {
+        most.iter_mut().zip(counts).for_each(|(most, count)| *most = (*most).max(*count));
+    };
+    let mut here: HashMap<u64, Counts> = HashMap::new();
+    let mut local = HashSet::new();
     for rank in first.iter().flat_map(|process| &process.ranks) {
-        let most = most.entry(rank.comm).or_default().iter_mut();
-        most.zip(rank.collectives_by_kind).for_each(|(most, count)| *most = count.max(*most));
+        raise(here.entry(rank.comm).or_default(), &rank.collectives_by_kind);
+        local.insert((rank.comm, rank.rank));
+    }
+    let mut elsewhere: HashMap<u64, Counts> = HashMap::new();
+    let is_local = |rank: &RankReport| local.contains(&(rank.comm, rank.rank));
+    for rank in now.iter().flat_map(|process| &process.ranks).filter(|rank| !is_local(rank)) {
+        raise(elsewhere.entry(rank.comm).or_default(), &rank.collectives_by_kind);
     }
     for rank in now.iter_mut().flat_map(|process| &mut process.ranks) {
-        let Some(most) = most.get(&rank.comm) else { continue };
-        let counts = rank.collectives_by_kind.iter_mut();
-        counts.zip(most).for_each(|(count, most)| *count = (*count).min(*most));
+        let is_local = is_local(rank);
+        let Some(here) = here.get(&rank.comm) else { continue };
+        let elsewhere = elsewhere.get(&rank.comm).copied().unwrap_or_default();
+        for ((count, here), elsewhere) in
+            rank.collectives_by_kind.iter_mut().zip(here).zip(elsewhere)
+        {
+            let level = (*here).max(elsewhere);
+            if *count >= if is_local { level } else { *here } {
+                *count = level;
+            }
+        }
     }
 }
 
@@ -223,6 +243,10 @@ mod tests {
         };
         // While the second rank was read, the first one went on; the last one does not.
         assert_eq!(levelled(&of([10, 11, 9]), [13, 12, 9]), [11, 11, 9]);
+        // The last ones are on another host, and were read between the two looks.
+        assert_eq!(levelled(&of([3, 2, 0])[..2], [5, 4, 4]), [4, 4, 4]);
+        assert_eq!(levelled(&of([3, 3, 0])[..2], [3, 3, 4]), [3, 3, 4]);
+        assert_eq!(levelled(&of([5, 5, 0])[..2], [6, 6, 4]), [5, 5, 4]);
         // What was not there at the first look counts as it is.
         assert_eq!(levelled(&[], [3, 4, 5]), [3, 4, 5]);
     }

@@ -1,10 +1,13 @@
 //! Why a job does not move: which rank is at fault, in which operation, and what to do.
 
+mod circle;
+mod making;
+
 use super::job::{Comm, Member, communicators};
 use crate::recorder::read::{Process, ProcessState};
 use crate::recorder::{Kind, Source, Stage};
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
 
 /// The kind of a cause.
@@ -65,13 +68,13 @@ pub struct Patience {
     /// The least time for which a communicator is in the making.
     pub creating_ns: u64,
     /// The time after which a rank that waits, but does not look any more, is one that does not go
-    /// on: it looks every 100 ms, as long as it gets processor time.
+    /// on: it records one look of 64, which are a millisecond apart if it gets processor time.
     pub silent_ns: u64,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { waiting_ns: 1_000_000_000, creating_ns: 2_000_000_000, silent_ns: 500_000_000 }
+        Self { waiting_ns: 1_000_000_000, creating_ns: 2_000_000_000, silent_ns: 2_000_000_000 }
     }
 }
 
@@ -88,7 +91,7 @@ pub fn verdicts(processes: &[Process], patience: Patience) -> Vec<Verdict> {
     let comms = communicators(processes);
     let mut found = Vec::new();
     comms.iter().for_each(|comm| found.extend(failed(comm)));
-    comms.iter().for_each(|comm| found.extend(not_joined(comm, &comms, patience)));
+    comms.iter().for_each(|comm| found.extend(making::held_up(comm, &comms, patience)));
     found.extend(standstill(&comms, patience));
     comms.iter().for_each(|comm| found.extend(slow(comm)));
     found.extend(clocks(processes));
@@ -151,51 +154,6 @@ fn failed(comm: &Comm<'_>) -> Option<Verdict> {
         first.place()
     );
     Some(Verdict { cause: Cause::Failed, comm: comm.number, ranks, text })
-}
-
-/// Returns the ranks that do not come to the making of a communicator, which is one of all.
-fn not_joined(comm: &Comm<'_>, all: &[Comm<'_>], patience: Patience) -> Option<Verdict> {
-    let making = |member: &&Member<'_>| member.rank.stage == Stage::Creating;
-    let waits: Vec<_> = comm.members.iter().filter(making).collect();
-    let age = |member: &&Member<'_>| member.process.read_ns.saturating_sub(member.rank.begun_ns);
-    // Processes start at different times; those of a communicator have started.
-    let is_child = waits.iter().any(|member| member.rank.parent.is_some());
-    let least_ns = if is_child { patience.waiting_ns } else { patience.creating_ns };
-    let longest_ns = waits.iter().map(age).max().filter(|age| *age >= least_ns)?;
-    let missing = comm.unseen();
-    if missing.is_empty() || waits.len() < comm.members.len() {
-        return None;
-    }
-    let come: Vec<_> = waits.iter().map(|member| member.rank.rank).collect();
-    let (have, wait) = (verb(&missing, "has", "have"), verb(&come, "waits", "wait"));
-    let effect = format!("{} {wait} for {}", list(&come), span(longest_ns));
-    // The ranks of a split are numbered as those of the parent are, others only where none is left
-    // out.
-    let is_parent =
-        |of: &&Comm<'_>| waits[0].rank.parent == Some(of.number) && of.nranks == comm.nranks;
-    let (number, text) = match all.iter().find(is_parent) {
-        Some(parent) => {
-            let seen = missing.iter().filter_map(|rank| parent.member(*rank));
-            let places = seen.map(|member| last_call(&member)).collect::<Vec<_>>().join("; ");
-            let text = format!(
-                "{} of {} {have} not called ncclCommSplit or its kin, where {effect}: {places}; look \
-                 at what happens there",
-                list(&missing),
-                parent.title()
-            );
-            (parent.number, text)
-        }
-        None => {
-            let text = format!(
-                "{} of {} in the making {have} not come, as far as this machine shows, where \
-                 {effect}: start the missing processes, or give all of them one id",
-                list(&missing),
-                comm.title()
-            );
-            (comm.number, text)
-        }
-    };
-    Some(Verdict { cause: Cause::NotJoined, comm: number, ranks: missing, text })
 }
 
 /// A rank that waits for others.
@@ -463,9 +421,8 @@ fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
     let told: HashSet<u64> = found.iter().map(|verdict| verdict.comm).collect();
     let untold = comms.iter().filter(|comm| !told.contains(&comm.number));
     found.extend(untold.filter_map(|comm| unseen(comm, patience)));
-    if found.is_empty() && waits().any(|wait| wait.lasts_ns() >= patience.waiting_ns) {
-        found.extend(circle(&all));
-    }
+    let alike: Vec<_> = all.iter().filter(|of| !different.contains(&of.comm.number)).collect();
+    found.extend(circle::circles(&alike, patience));
     found
 }
 
@@ -512,11 +469,7 @@ fn blame(from: &Member<'_>, to: &Member<'_>, waiting: &[u32], since_ns: u64) -> 
     let effect = format!("{operation}, in which {} {wait} for {waited}", list(waiting));
     let place = to.place();
     match (to.process.state, progress_with(from, to)) {
-        (ProcessState::Stopped, _) => {
-            let remedy = format!("continue it with kill -CONT {}", to.process.pid);
-            let fact = "is stopped by a signal or a debugger";
-            (Cause::Stopped, format!("rank {who} {fact}, and holds up {effect}: {place}; {remedy}"))
-        }
+        (ProcessState::Stopped, _) => (Cause::Stopped, stopped(to, &effect)),
         (_, Some(Progress::NotBegun)) => {
             let on_gpu = to.rank.gpu.is_some();
             let collective = from.rank.waiting.and_then(|waiting| waiting.collective);
@@ -556,6 +509,17 @@ fn blame(from: &Member<'_>, to: &Member<'_>, waiting: &[u32], since_ns: u64) -> 
     }
 }
 
+/// Returns that a rank's process is stopped, and what it holds up.
+fn stopped(member: &Member<'_>, effect: &str) -> String {
+    format!(
+        "rank {} is stopped by a signal or a debugger, and holds up {effect}: {}; continue it with \
+         kill -CONT {}",
+        member.rank.rank,
+        member.place(),
+        member.process.pid
+    )
+}
+
 /// Returns where a rank is outside of the library, and since when.
 fn last_call(member: &Member<'_>) -> String {
     let mut text = member.place();
@@ -570,57 +534,21 @@ fn last_call(member: &Member<'_>) -> String {
     text
 }
 
-/// Returns a circle of waits.
-fn circle(all: &[Waits<'_, '_>]) -> Option<Verdict> {
-    let mut first_of = HashMap::new();
-    for waits in all {
-        for wait in &waits.all {
-            let to = waits.first_of(wait)?;
-            first_of.entry(wait.caller).or_insert((waits.comm, wait.from, to, waits.caller(&to)));
-        }
+/// Returns the ranks that come late to most of the latest collectives. Ranks of different hosts are
+/// not compared, as their clocks may differ.
+fn slow(comm: &Comm<'_>) -> Vec<Verdict> {
+    let mut hosts: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
+    for member in &comm.members {
+        hosts.entry(&member.process.host).or_default().push(*member);
     }
-    let mut next = all.iter().flat_map(|waits| &waits.all).next()?.caller;
-    let (mut path, mut places) = (Vec::new(), HashMap::new());
-    // Each wait goes on at one caller; the path is a circle once it meets one of them again.
-    let begin = loop {
-        if let Some(begin) = places.insert(next, path.len()) {
-            break begin;
-        }
-        let (comm, from, to, caller) = *first_of.get(&next)?;
-        path.push((comm, from, to));
-        next = caller;
-    };
-    let circle = &path[begin..];
-    let texts = circle.iter().map(|(comm, from, to)| {
-        let (place, operation) = (from.place(), operation_text(from));
-        let (own, title, other) = (from.rank.rank, comm.title(), to.rank.rank);
-        let why = match progress_with(from, to) {
-            Some(Progress::NotCalled) | None => ", which has not called it",
-            Some(Progress::NotBegun) => ", whose stream has not come to it",
-            Some(Progress::Inside | Progress::Done) => "",
-        };
-        format!("rank {own} of {title} ({place}) waits in {operation} for rank {other}{why}")
-    });
-    // A stream that has not come to a call may wait for something else.
-    let is_late = |(_, from, to): &_| progress_with(from, to) == Some(Progress::NotBegun);
-    let more = match circle.iter().any(is_late) {
-        true => ", and see what else these streams wait for",
-        false => "",
-    };
-    let text = format!(
-        "ranks wait for each other in a circle: {}; call in the same order on all ranks, or give \
-         each communicator a stream of its own{more}",
-        texts.collect::<Vec<_>>().join("; ")
-    );
-    let ranks = circle.iter().map(|(_, from, _)| from.rank.rank).collect();
-    Some(Verdict { cause: Cause::Deadlock, comm: circle.first()?.0.number, ranks, text })
+    hosts.values().filter_map(|members| slow_among(comm, members)).collect()
 }
 
-/// Returns the rank that comes late to most of the latest collectives.
-fn slow(comm: &Comm<'_>) -> Option<Verdict> {
-    let (first, rest) = comm.members.split_first()?;
+/// Returns the rank of a host that comes late to most of the latest collectives.
+fn slow_among(comm: &Comm<'_>, members: &[Member<'_>]) -> Option<Verdict> {
+    let (first, rest) = members.split_first()?;
     let mut late: Vec<(u32, usize, u64)> =
-        comm.members.iter().map(|member| (member.rank.rank, 0, 0)).collect();
+        members.iter().map(|member| (member.rank.rank, 0, 0)).collect();
     let mut calls = 0;
     let collectives = first.rank.operations.iter().filter(|op| op.kind == Kind::Collective);
     let on_gpu = first.rank.gpu.is_some();
@@ -656,6 +584,7 @@ fn slow(comm: &Comm<'_>) -> Option<Verdict> {
 fn clocks(processes: &[Process]) -> Vec<Verdict> {
     let set = |process: &&Process| process.clock_set_ns.unsigned_abs() >= CLOCK_STEP_NS;
     let mut hosts: Vec<&Process> = processes.iter().filter(set).collect();
+    hosts.sort_by(|a, b| (&a.host, a.pid).cmp(&(&b.host, b.pid)));
     hosts.dedup_by_key(|process| process.host.clone());
     let verdict = |process: &Process| {
         let by = span(process.clock_set_ns.unsigned_abs());

@@ -199,8 +199,9 @@ impl Section {
 
     #[inline]
     fn count(&self, what: &What, stream: usize) -> Called {
-        // Two threads that call at once without an order between them may lose a count, which only
-        // reports show; an addition that cannot takes 6 ns more.
+        // Two threads that call at once without an order between them, which is an error of the
+        // program, may lose a count, by which reports tell what the ranks have called; an addition
+        // that cannot takes 6 ns more.
         let add = |sum: &AtomicU64, number: u64| {
             let before = sum.load(Ordering::Relaxed);
             sum.store(before.wrapping_add(number), Ordering::Relaxed);

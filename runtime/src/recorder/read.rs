@@ -85,11 +85,14 @@ pub struct RankReport {
     /// These by their kinds, in the order of [`Collective::ALL`](oxccl_plan::Collective::ALL).
     pub collectives_by_kind: [u64; COLLECTIVES],
     /// The bytes of these: of a block of each.
+    #[serde(default)]
     pub bytes_by_kind: [u64; COLLECTIVES],
     /// The bytes of all other operations called so far.
+    #[serde(default)]
     pub other_bytes: u64,
     /// The time for which operations in host memory have waited, as far as that was recorded: from
     /// waits of a moment on.
+    #[serde(default)]
     pub waited_ns: u64,
     /// True once the user has finalized the communicator.
     pub finalized: bool,
@@ -137,6 +140,10 @@ pub struct OperationReport {
     pub of_kind: u64,
     /// The operation in words: what must be the same on all ranks.
     pub what: String,
+    /// The algorithm of a collective, and that for memory that all ranks map, if there is another
+    /// one; `None` for other operations.
+    #[serde(default)]
+    pub plan: Option<String>,
     /// Bytes of a block, or of all sends and receives.
     pub bytes: u64,
     /// The peer of the first send or receive, or of a one-sided operation.
@@ -378,6 +385,7 @@ fn operation(entry: &Entry, scale: &Scale) -> Option<OperationReport> {
         kind,
         of_kind: load(&entry.of_kind),
         what: words(kind, descriptor),
+        plan: descriptor.plans().filter(|_| kind == Kind::Collective),
         bytes: load(&entry.bytes),
         peer: (peer as u32).checked_sub(1),
         sends: (peer as u32 != 0).then_some(peer & SENDS != 0),

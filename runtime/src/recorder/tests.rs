@@ -139,6 +139,7 @@ fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let op = &rank.operations[1];
     assert_eq!((op.kind, op.of_kind, op.bytes), (Kind::Collective, 0, 20));
     assert_eq!(op.what, "reduce of 5 × float, max, root 1");
+    assert_eq!((op.plan.as_deref(), &rank.operations[0].plan), (Some("ring"), &None));
     assert_eq!((rank.collectives, rank.device, rank.gpu), (1, 1, None));
     let mut counts = [0; COLLECTIVES];
     counts[Collective::Reduce as usize] = 1;

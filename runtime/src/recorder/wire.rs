@@ -43,7 +43,10 @@ pub fn decode(bytes: &[u8]) -> Option<Process> {
     [host, address, command].into_iter().for_each(clean);
     for RankReport { name, failure, operations, .. } in &mut process.ranks {
         [name, failure].into_iter().for_each(clean);
-        operations.iter_mut().for_each(|operation| clean(&mut operation.what));
+        for operation in operations {
+            clean(&mut operation.what);
+            operation.plan.iter_mut().for_each(clean);
+        }
     }
     // Nobody waits for a rank that does not exist.
     let ranks = process.ranks.iter_mut();
@@ -73,6 +76,7 @@ mod tests {
             kind: Kind::Exchange,
             of_kind: number,
             what: "send/recv".to_owned(),
+            plan: None,
             bytes: 7,
             peer: Some(1),
             sends: Some(true),

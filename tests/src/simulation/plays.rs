@@ -20,6 +20,8 @@ const STRAY: u8 = 0x99;
 /// An operation of all ranks.
 pub(super) struct Operation {
     pub(super) what: String,
+    /// The beginning of what ranks record of it.
+    pub(super) recorded: String,
     /// The algorithm that runs; None for sends and receives.
     pub(super) algorithm: Option<Algorithm>,
     /// Whether ranks write into each other's memory.
@@ -210,7 +212,8 @@ fn collective(
     let algorithm = (count > 0).then_some(runs.algorithm);
     let writes = count > 0 && runs.layout.user_memory == UserMemory::Written;
     let what = format!("{kind:?} of {count} {dtype:?} by {:?}", runs.algorithm);
-    Ok(Operation { what, algorithm, writes, parts })
+    let recorded = format!("{} of {count} × ", kind.name());
+    Ok(Operation { what, recorded, algorithm, writes, parts })
 }
 
 /// Sends and receives among random ranks, messages to oneself included.
@@ -239,5 +242,6 @@ fn exchange(place: &Place, random: &mut Random) -> oxccl_runtime::Result<Operati
         }
     }
     let what = format!("{messages} messages");
-    Ok(Operation { what, algorithm: None, writes: false, parts })
+    let recorded = "send/recv".to_owned();
+    Ok(Operation { what, recorded, algorithm: None, writes: false, parts })
 }

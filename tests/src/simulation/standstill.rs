@@ -23,7 +23,7 @@ pub struct Standstill {
     pub victim: u32,
     /// True if others wait for it.
     pub held: bool,
-    /// The operations that others have called and that have not ended.
+    /// The operations that others have called and that have not ended, as texts begin with them.
     pub operations: Vec<String>,
     /// What is said about it.
     pub verdicts: Vec<Verdict>,
@@ -76,7 +76,7 @@ pub fn stand_still(seed: u64) -> Standstill {
     verdicts.retain(|verdict| verdict.comm == comm && verdict.cause != Cause::Slow);
     let others = || job.players.iter().enumerate().filter(|(rank, _)| *rank != victim);
     let open = others().filter_map(|(_, player)| player.task.as_ref());
-    let operations = open.map(|(i, _)| job.operations[*i].what.clone()).collect::<Vec<_>>();
+    let operations = open.map(|(i, _)| job.operations[*i].recorded.clone()).collect::<Vec<_>>();
     Standstill { victim: victim as u32, held: !operations.is_empty(), operations, verdicts }
 }
 

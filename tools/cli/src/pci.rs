@@ -21,6 +21,8 @@ pub(crate) struct Device {
     pub(crate) node: Option<u32>,
     /// The speed and the width of the link, for example `32.0 GT/s PCIe x16`.
     pub(crate) link: Option<String>,
+    /// The speed and the width that the device is made for, in the same form.
+    pub(crate) made_for: Option<String>,
     /// The number of lanes in use, and the most that the device has; `None` if unknown.
     pub(crate) lanes: Option<(u32, u32)>,
 }
@@ -41,11 +43,14 @@ impl Device {
             u32::from_str_radix(text.trim_start_matches("0x"), 16).ok()
         };
         let text = |file: &str| root.text(&format!("{folder}/{file}"));
-        let link = match (text("current_link_speed"), text("current_link_width")) {
-            (Some(speed), Some(width)) if speed != "Unknown" && width != "0" => {
-                Some(format!("{speed} x{width}"))
+        let link = |which: &str| {
+            let [speed, width] = ["speed", "width"].map(|of| text(&format!("{which}_link_{of}")));
+            match (speed?, width?) {
+                (speed, width) if speed != "Unknown" && width != "0" => {
+                    Some(format!("{speed} x{width}"))
+                }
+                _ => None,
             }
-            _ => None,
         };
         let lanes = |file: &str| root.number(&format!("{folder}/{file}")).filter(|n| *n > 0);
         let lanes = lanes("current_link_width").zip(lanes("max_link_width"));
@@ -61,7 +66,8 @@ impl Device {
             root: above.unwrap_or_default().to_owned(),
             bridges,
             node: root.number(&format!("{folder}/numa_node")),
-            link,
+            link: link("current"),
+            made_for: link("max"),
             lanes,
         })
     }

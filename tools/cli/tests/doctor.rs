@@ -250,21 +250,30 @@ fn several_hosts_are_checked_compared_and_exchange_data() {
 }
 
 #[test]
-fn a_firewall_between_hosts_is_found() {
-    apart("a_firewall_between_hosts_is_found", 2, |network| {
+fn a_firewall_and_a_wrong_mtu_between_hosts_are_found() {
+    apart("a_firewall_and_a_wrong_mtu_between_hosts_are_found", 2, |network| {
         let folder = tempfile::tempdir().expect("a folder");
-        let ssh = stand_in(folder.path(), &format!("nsenter --net={}", network.space(1)));
+        // The system shows each host its own interfaces.
+        let own = folder.path().join("own");
+        std::fs::write(&own, "#!/bin/sh\nmount -t sysfs sysfs /sys && exec \"$@\"\n")
+            .expect("room");
+        std::fs::set_permissions(&own, Permissions::from_mode(0o700)).expect("its own");
+        let own = own.display().to_string();
+        let far = format!("nsenter --net={} unshare --mount {own}", network.space(1));
+        let ssh = stand_in(folder.path(), &far);
         let doctor = || {
-            let mut command = timed(OXCCL);
-            command.args(["doctor", "--host", "near,far", "--ssh", &ssh]);
+            let mut command = timed("unshare");
+            command.args(["--mount", &own, OXCCL, "doctor", "--host", "near,far", "--ssh", &ssh]);
             // Ranks that cannot connect give up soon.
             let command = command.env("OXCCL_INIT_TIMEOUT", "2s");
             let found = ended(network.enter(command, 0));
             let words: Vec<_> = found.out.split_whitespace().collect();
             (words.join(" "), found)
         };
+        network.set_mtu(1, 1400);
         let (text, found) = doctor();
         assert!(text.contains("ok data of pairs"), "{found:?}");
+        assert!(text.contains("MTU: bytes near 1500 far 1400"), "{found:?}");
         network.block();
         let (text, found) = doctor();
         let parts = [

@@ -147,6 +147,9 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
     let metrics = read(&dump("prometheus", "metrics"));
     let waits = metrics.lines().filter(|line| line.starts_with("oxccl_waiting_seconds{"));
     assert!(waits.count() >= 2, "{metrics}");
+    for name in ["oxccl_waited_seconds_total{", "oxccl_failed{"] {
+        assert!(metrics.lines().filter(|line| line.starts_with(name)).count() >= 2, "{metrics}");
+    }
     for (name, least) in [
         ("oxccl_collectives_called_total", 64.0),
         ("oxccl_bytes_total", 64.0 * 262_144.0),
@@ -171,7 +174,8 @@ for rank in range(2):
     assert dump["version"] == "2.10", dump
     entries = dump["entries"]
     ids = [e["record_id"] for e in entries]
-    assert len(ids) > 64 and ids == list(range(ids[0], ids[0] + len(ids))), ids
+    # Of 64 of each rank, what another one has forgotten, or was just writing, is left out.
+    assert len(ids) > 48 and ids == list(range(ids[0], ids[0] + len(ids))), ids
     oldest.append({})
     for entry in entries:
         name, description = entry["process_group"]

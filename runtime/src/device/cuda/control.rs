@@ -80,22 +80,31 @@ impl Control {
     pub(super) fn record(&self, recorder: &Recorder, named: impl Fn(i32) -> i32) {
         let words = self.words();
         let waits = Self::count(&words.waits);
-        if self.waits.swap(waits, Ordering::Relaxed) != waits {
-            let word = |word| Self::word(word, Ordering::Relaxed);
-            let [peer, step] = [&words.awaited, &words.awaited_step].map(|of| word(of) as i32);
-            let number = Self::count(&words.awaited_in).checked_sub(1);
-            let collective = number.map(|number| KernelCollective {
-                number,
-                descriptor: Descriptor::from_words(
-                    word(&words.awaited_what),
-                    Self::count(&words.awaited_count),
-                ),
-                // Ranks of other hosts, which have these numbers, announce nothing here.
-                peer_has_begun: (peer < abi::MAX_RANKS as i32)
-                    .then(|| word(&words.awaited_has_begun) != 0),
-            });
-            let waited_ns = Self::count(&words.waited_ns);
+        let (told, again) = (self.told(), self.told());
+        // What a kernel is writing just now is recorded the next time.
+        if told == again && self.waits.swap(waits, Ordering::Relaxed) != waits {
+            let ((peer, step), collective, waited_ns) = told;
             recorder.kernel_waits((named(peer), step), collective, waited_ns);
         }
+    }
+
+    /// Returns what kernels say that they wait for: the peer by its name and the step, in which
+    /// collective if in one, and for how long.
+    fn told(&self) -> ((i32, i32), Option<KernelCollective>, u64) {
+        let words = self.words();
+        let word = |word| Self::word(word, Ordering::Relaxed);
+        let [peer, step] = [&words.awaited, &words.awaited_step].map(|of| word(of) as i32);
+        let number = Self::count(&words.awaited_in).checked_sub(1);
+        let collective = number.map(|number| KernelCollective {
+            number,
+            descriptor: Descriptor::from_words(
+                word(&words.awaited_what),
+                Self::count(&words.awaited_count),
+            ),
+            // Ranks of other hosts, which have these numbers, announce nothing here.
+            peer_has_begun: (peer < abi::MAX_RANKS as i32)
+                .then(|| word(&words.awaited_has_begun) != 0),
+        });
+        ((peer, step), collective, Self::count(&words.waited_ns))
     }
 }

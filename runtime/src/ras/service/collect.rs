@@ -18,6 +18,15 @@ fn here() -> Vec<Process> {
     processes(Path::new(PROC))
 }
 
+/// Returns the processes of this host, for a second look a moment later.
+fn first_look() -> Vec<Process> {
+    /// The time in which a rank catches up with those that are ahead of it.
+    const MOMENT: Duration = Duration::from_millis(5);
+    let first = here();
+    std::thread::sleep(MOMENT);
+    first
+}
+
 fn job_of(all: Vec<Process>) -> Vec<Process> {
     job::of_process(all, own_pid(Path::new(PROC)))
 }
@@ -93,7 +102,8 @@ impl Collection {
 
     /// Returns the state of the job of this process, as far as it is known.
     pub(super) fn survey(&self) -> Survey {
-        let first = believed(here(), &self.elsewhere);
+        // Other hosts have answered between the two looks.
+        let first = if self.asks_others() { self.here.clone() } else { first_look() };
         let mut all = believed(here(), &self.elsewhere);
         job::level(&first, &mut all);
         let known = known(&all);

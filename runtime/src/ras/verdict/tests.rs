@@ -22,6 +22,7 @@ fn call(number: u64, count: u64, called_ns: u64) -> OperationReport {
         kind: Kind::Collective,
         of_kind: number,
         what: descriptor(count).to_string(),
+        plan: descriptor(count).plans(),
         bytes: 4 * count,
         peer: None,
         sends: None,
@@ -222,14 +223,79 @@ fn who_does_not_call_split_is_named_with_its_last_call() {
         &all(2),
         Cause::NotJoined,
         &[1],
-        "rank 1 of communicator 0000000000000007 \"tp\" has not called ncclCommSplit or its kin, \
-         where rank 0 waits for 4.0 s: process 2 (train) on node1, whose last operation was \
-         all_reduce of 5 × float, sum, called 3.0 s ago; look at what happens there",
+        "rank 1 of communicator 0000000000000007 \"tp\" has not called ncclCommSplit, \
+         ncclCommShrink or ncclCommGrow, where rank 0 waits for 4.0 s: process 2 (train) on \
+         node1, whose last operation was all_reduce of 5 × float, sum, called 3.0 s ago; look at what happens there",
     );
-    // Where ranks are left out, the missing one has another number in the parent.
-    let found = found(&all(3));
-    let [verdict] = &found[..] else { panic!("{found:#?}") };
-    assert_eq!((verdict.comm, &verdict.ranks[..]), (9, &[1, 2][..]));
+    // Where ranks are left out, those that have come are known by their processes.
+    let shrunk = found(&all(1).map(|mut process| {
+        process.ranks.iter_mut().filter(|rank| rank.comm == 9).for_each(|rank| rank.nranks = 2);
+        process.ranks.iter_mut().filter(|rank| rank.comm == 7).for_each(|rank| rank.nranks = 3);
+        process
+    }));
+    let [verdict] = &shrunk[..] else { panic!("{shrunk:#?}") };
+    assert_eq!((verdict.comm, &verdict.ranks[..]), (7, &[1][..]));
+    // It is stopped, it is not seen here, or it is in another call.
+    let mut stopped = all(2);
+    stopped[1].state = ProcessState::Stopped;
+    let told = found(&stopped);
+    let [verdict] = &told[..] else { panic!("{told:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Stopped, &[1][..]));
+    assert!(verdict.text.contains("kill -CONT 2"), "{}", verdict.text);
+    let told = found(&all(2)[..1]);
+    let [verdict] = &told[..] else { panic!("{told:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Unseen, &[1][..]));
+    assert!(verdict.text.contains("ask their hosts by oxccl ras"), "{}", verdict.text);
+    let mut grows = all(2);
+    grows[1].ranks.push(RankReport { comm: 10, ..making(1, 2) });
+    let told = found(&grows);
+    let [verdict] = &told[..] else { panic!("{told:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Differs, &[1][..]));
+    // All have come, and one is stopped.
+    let mut all = all(2);
+    all[1].ranks.push(making(1, 2));
+    assert_eq!(found(&all), []);
+    all[1].state = ProcessState::Stopped;
+    let told = found(&all);
+    let [verdict] = &told[..] else { panic!("{told:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Stopped, &[1][..]));
+}
+
+#[test]
+fn a_circle_is_told_beside_what_holds_others_up() {
+    let of = |comm: u64, pid: u32, mut rank: RankReport| {
+        (rank.comm, rank.name) = (comm, String::new());
+        process(pid, vec![rank])
+    };
+    // Ranks 0 and 1 of communicator 7 wait in it, and in 8; nobody comes to communicator 9.
+    let mut all = vec![
+        process(1, vec![rank(0, 3, 2, Some(1)), of(8, 1, rank(0, 1, 1, None)).ranks.remove(0)]),
+        process(2, vec![rank(1, 2, 2, None), of(8, 2, rank(1, 2, 1, Some(0))).ranks.remove(0)]),
+        of(9, 3, rank(0, 3, 2, Some(1))),
+        of(9, 4, rank(1, 2, 2, None)),
+    ];
+    let causes = |all: &[Process]| found(all).iter().map(|of| of.cause).collect::<Vec<_>>();
+    assert_eq!(causes(&all), [Cause::NotCalled, Cause::Deadlock]);
+    // The first wait of all leads out of the circle.
+    all.rotate_left(2);
+    assert_eq!(causes(&all), [Cause::NotCalled, Cause::Deadlock]);
+}
+
+#[test]
+fn ranks_are_late_only_beside_others_of_their_host() {
+    let late = |number: u32, late_ns: u64, host: &str| {
+        let mut rank = rank(number, 40, 40, None);
+        for (n, op) in (0..).zip(&mut rank.operations) {
+            op.called_ns = NOW - 100 * SECOND + n * SECOND + late_ns;
+        }
+        Process { host: host.to_owned(), ..process(number + 1, vec![rank]) }
+    };
+    let slow = |hosts: [&str; 2]| found(&[late(0, 0, hosts[0]), late(1, 5_000_000, hosts[1])]);
+    let told = slow(["a", "a"]);
+    let [verdict] = &told[..] else { panic!("{told:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Slow, &[1][..]));
+    // The clocks of two hosts may differ by so much.
+    assert_eq!(slow(["a", "b"]), []);
 }
 
 #[test]

@@ -14,8 +14,26 @@ use std::time::Duration;
 pub(super) struct Rate {
     /// In one direction, in GB/s.
     pub(super) gbytes_s: f64,
+    /// The least rate that data are expected to have, in GB/s: an exchange uses both directions,
+    /// and needs processors, threads of GPUs, or copies.
+    pub(super) least_gbytes_s: f64,
     /// The link, for texts.
     pub(super) link: String,
+}
+
+/// The share of a link's rate that data are expected to have, and what is enough over TCP.
+const LEAST_SHARE: f64 = 1.0 / 3.0;
+const ENOUGH_BY_TCP_GBYTES_S: f64 = 2.0;
+
+impl Rate {
+    pub(super) fn new(gbytes_s: f64, link: String) -> Self {
+        Self { gbytes_s, least_gbytes_s: gbytes_s * LEAST_SHARE, link }
+    }
+
+    fn over_tcp(gbytes_s: f64, link: String) -> Self {
+        let least_gbytes_s = (gbytes_s * LEAST_SHARE).min(ENOUGH_BY_TCP_GBYTES_S);
+        Self { gbytes_s, least_gbytes_s, link }
+    }
 }
 
 /// The rates of the links between ranks, as far as they are known.
@@ -41,10 +59,16 @@ impl Rates {
             status: ask(&["nvlink", "-s"]),
         };
         let devices = pci::devices(root);
+        let of_device = |address: &String| {
+            let device = devices.iter().find(|device| device.address == *address)?;
+            let link = device.made_for.clone()?;
+            Some((device, Rate::new(pcie_gbytes_s(&link)?, link)))
+        };
         let pcie = |gpu: &GpuLinks| {
-            let device = devices.iter().find(|device| device.address == gpu.pci)?;
-            let link = device.link.clone()?;
-            Some(Rate { gbytes_s: pcie_gbytes_s(&link)?, link })
+            let (device, own) = of_device(&gpu.pci)?;
+            // A slot may have fewer lanes than the card.
+            let slot = device.bridges.last().and_then(of_device).map(|(_, slot)| slot);
+            slower(Some(own.clone()), slot).or(Some(own))
         };
         let rate = |a: &GpuLinks, b: &GpuLinks, link: Link| match link {
             Link::NvLink => told.nvlink(&a.pci, &b.pci),
@@ -77,7 +101,8 @@ impl Rates {
         }
         let [a, b] = hosts.map(|host| {
             let rate = *self.interfaces.get(host)?;
-            Some(Rate { gbytes_s: rate / 8e3, link: format!("Ethernet of {} Gbit/s", rate / 1e3) })
+            let link = format!("interface of {} Gbit/s", rate / 1e3);
+            Some(Rate::over_tcp(rate / 8e3, link))
         });
         slower(a, b)
     }
@@ -119,7 +144,7 @@ impl Told {
         let (a, b) = (self.number(a)?, self.number(b)?);
         let (links, each) = (self.links(a, b)?, self.gbytes_s(a)?);
         let link = format!("{links} NVLinks of {each:.1} GB/s");
-        Some(Rate { gbytes_s: f64::from(links) * each, link })
+        Some(Rate::new(f64::from(links) * each, link))
     }
 
     /// Returns the number that nvidia-smi gives the GPU with an address. It writes that with a
@@ -208,7 +233,11 @@ mod tests {
         };
         let rates = Rates::of_interfaces(&[row("a", 25_000), row("b", 10_000)]);
         let rate = rates.between([0, 1], ["a", "b"]).expect("a rate");
-        assert_eq!((rate.gbytes_s, &*rate.link), (1.25, "Ethernet of 10 Gbit/s"));
+        assert_eq!((rate.gbytes_s, &*rate.link), (1.25, "interface of 10 Gbit/s"));
+        assert!((rate.least_gbytes_s - 0.4167).abs() < 1e-3);
+        // TCP does not fill fast ones.
+        let fast = Rates::of_interfaces(&[row("a", 400_000), row("b", 400_000)]);
+        assert_eq!(fast.between([0, 1], ["a", "b"]).map(|rate| rate.least_gbytes_s), Some(2.0));
         assert_eq!(rates.between([0, 1], ["a", "c"]), None);
         assert_eq!(rates.between([0, 1], ["", ""]), None);
     }

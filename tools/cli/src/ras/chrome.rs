@@ -52,6 +52,7 @@ fn event(
         "ts": us(begin_ns),
         "dur": us(end_ns.saturating_sub(begin_ns)),
         "args": {
+            "plan": op.plan,
             "operation": op.number,
             "of_kind": op.of_kind,
             "bytes": op.bytes,

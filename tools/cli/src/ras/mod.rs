@@ -11,6 +11,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use oxccl_runtime::ras::job::{Comm, Member, communicators};
 use oxccl_runtime::ras::status;
 use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
+use oxccl_runtime::recorder::Stage;
 use oxccl_runtime::recorder::read::{self, Awaited, PROC, Process};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,8 @@ Examples:
 It reads what the processes of this user on this machine record, and asks none of them: so it also
 answers while all of them are stuck. Processes of other users need privileges.
 
-Exit codes: 0 if nothing holds a job up; 2 if something does; 1 if the command failed.";
+Exit codes: 0 if nothing holds a job up, and after a dump; 2 if something does; 1 if the command
+failed.";
 
 /// Options of `oxccl ras`.
 #[derive(Args)]
@@ -82,8 +84,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let creating_ns = waiting_ns.saturating_mul(2);
     let patience = Patience { waiting_ns, creating_ns, ..Patience::default() };
     let mut causes = verdicts(&processes, patience);
-    let (proc, connections) = (Path::new(PROC), network::connections());
-    causes.extend(network::verdicts(&network::of_processes(proc, &processes, &connections)));
+    causes.extend(network_verdicts(&processes));
     if let Some(Action::Dump { format, path }) = &options.action {
         return dump((&processes, &causes), *format, path);
     }
@@ -95,6 +96,19 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     };
     let held_up = causes.iter().any(|verdict| verdict.cause.holds_up());
     Ok(if held_up { ExitCode::from(2) } else { ExitCode::SUCCESS })
+}
+
+/// Returns the connections to other hosts that lose data or are slow.
+fn network_verdicts(processes: &[Process]) -> Vec<Verdict> {
+    match network::connections() {
+        Ok(all) => network::verdicts(&network::of_processes(Path::new(PROC), processes, &all)),
+        Err(error) => {
+            if communicators(processes).iter().any(|comm| !comm.unseen().is_empty()) {
+                say(&format!("the kernel does not tell of TCP connections: {error}"));
+            }
+            Vec::new()
+        }
+    }
 }
 
 /// Writes what some processes record, and what holds them up, in a format.
@@ -157,8 +171,9 @@ fn text(processes: &[Process], causes: &[Verdict]) -> String {
 /// Returns the line about a communicator.
 fn head(comm: &Comm<'_>) -> String {
     let unseen = comm.unseen().len();
-    let unseen = match unseen {
-        0 => String::new(),
+    let unseen = match (unseen, comm.stage()) {
+        (0, _) => String::new(),
+        (_, Stage::Creating) => format!(", {unseen} of them have not come, or are elsewhere"),
         _ => format!(", {unseen} of them not on this machine, or ended"),
     };
     let stage = comm.stage().name();

@@ -14,13 +14,13 @@ use oxccl_runtime::ras::verdict::{Cause, Verdict, span};
 use oxccl_runtime::recorder::read::Process;
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
 
 /// The bytes from which on a way is judged, the share of them that was sent again from which on it
 /// loses data, and the share of the others' rate below which it is slow.
-const SENT_BYTES: u64 = 1 << 20;
+const SENT_BYTES: u64 = 16 << 20;
 const LOST_SHARE: f64 = 0.01;
 const SLOW_SHARE: f64 = 0.25;
 /// The fewest ways among which one is called slow.
@@ -36,10 +36,11 @@ pub(super) struct Connection {
     sent_bytes: u64,
     again_bytes: u64,
     round_trip_us: u32,
-    /// The bytes per second that arrived when most did.
+    /// The bytes per second that arrived when the connection last carried as much as it could.
     rate: u64,
-    /// True if there was too little to send for a higher rate to show.
-    is_idle: bool,
+    /// True if there was too little to send for a higher rate to show, or if it was mostly the
+    /// receiver that had no room.
+    is_held: bool,
 }
 
 impl Connection {
@@ -57,15 +58,17 @@ impl Connection {
             again_bytes: long(208)?,
             round_trip_us: word(68)?,
             rate: long(160)?,
-            is_idle: info.get(7)? & 1 != 0,
+            is_held: info.get(7)? & 1 != 0 || long(176)? > long(168)? / 2,
         })
     }
 }
 
-/// Returns the connections of this host, as far as the kernel tells of them.
-pub(super) fn connections() -> Vec<Connection> {
-    let of = |family| dump(family).unwrap_or_default();
-    [AF_INET, AF_INET6].into_iter().flat_map(of).collect()
+/// Returns the connections of this host; an error if the kernel tells of none.
+pub(super) fn connections() -> std::io::Result<Vec<Connection>> {
+    match (dump(AF_INET), dump(AF_INET6)) {
+        (Err(error), Err(_)) => Err(error.into()),
+        (a, b) => Ok([a, b].into_iter().flat_map(Result::unwrap_or_default).collect()),
+    }
 }
 
 /// Asks the kernel for all established connections of a family.
@@ -95,19 +98,23 @@ fn dump(family: u8) -> rustix::io::Result<Vec<Connection>> {
     let (mut found, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
     loop {
         // The kernel has the answer ready; it never waits for anything.
-        let (length, _) = rustix::net::recv(&socket, &mut buffer, RecvFlags::DONTWAIT)?;
-        if length == 0 || !read(&buffer[..length], &mut found) {
-            return Ok(found);
+        match rustix::net::recv(&socket, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((length, _)) if length > 0 && read(&buffer[..length], &mut found)? => {}
+            Err(error) if found.is_empty() => return Err(error),
+            Ok(_) | Err(_) => return Ok(found),
         }
     }
 }
 
-/// Reads messages of the kernel. Returns whether more follow.
-fn read(mut bytes: &[u8], found: &mut Vec<Connection>) -> bool {
-    while !bytes.is_empty() {
-        let Ok(message) = NetlinkMessage::<SockDiagMessage>::deserialize(bytes) else {
-            return false;
-        };
+/// Reads messages of the kernel. Returns whether more follow, or the kernel's error.
+fn read(mut bytes: &[u8], found: &mut Vec<Connection>) -> rustix::io::Result<bool> {
+    // A message begins with its length, and is aligned to four bytes.
+    while let Some(length) = bytes.first_chunk().map(|length| u32::from_ne_bytes(*length)) {
+        let length = (length as usize).next_multiple_of(4).max(16);
+        let message = NetlinkMessage::<SockDiagMessage>::deserialize(bytes);
+        bytes = bytes.get(length..).unwrap_or_default();
+        // One that cannot be read is about another kind of socket.
+        let Ok(message) = message else { continue };
         match message.payload {
             NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
                 let InetResponse { header, nlas } = *response;
@@ -118,13 +125,14 @@ fn read(mut bytes: &[u8], found: &mut Vec<Connection>) -> bool {
                 let read = |info: &Vec<u8>| Connection::read(&header.socket_id, header.inode, info);
                 found.extend(info.and_then(read));
             }
-            _ => return false,
+            NetlinkPayload::Error(error) => {
+                let code = error.code.map_or(0, |code| code.get().saturating_neg());
+                return Err(rustix::io::Errno::from_raw_os_error(code));
+            }
+            _ => return Ok(false),
         }
-        // Messages are aligned to four bytes.
-        let length = (message.header.length as usize).next_multiple_of(4).max(16);
-        bytes = bytes.get(length..).unwrap_or_default();
     }
-    true
+    Ok(true)
 }
 
 /// Returns the connections to other hosts of each of some processes of this one.
@@ -134,7 +142,8 @@ pub(super) fn of_processes<'a>(
     connections: &[Connection],
 ) -> Vec<(&'a Process, Connection)> {
     let mut by_inode: HashMap<String, &Connection> = HashMap::new();
-    for connection in connections.iter().filter(|of| of.from != of.to) {
+    let own: HashSet<IpAddr> = connections.iter().map(|of| of.from).collect();
+    for connection in connections.iter().filter(|of| !own.contains(&of.to)) {
         by_inode.insert(format!("socket:[{}]", connection.inode), connection);
     }
     let mut found = Vec::new();
@@ -155,7 +164,7 @@ struct Way {
     again_bytes: u64,
     round_trip_us: u32,
     rate: u64,
-    is_idle: bool,
+    is_held: bool,
     processes: Vec<u32>,
 }
 
@@ -168,7 +177,7 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
         way.again_bytes += of.again_bytes;
         way.round_trip_us = way.round_trip_us.max(of.round_trip_us);
         if of.rate > way.rate {
-            (way.rate, way.is_idle) = (of.rate, of.is_idle);
+            (way.rate, way.is_held) = (of.rate, of.is_held);
         }
         way.processes.push(process.pid);
     }
@@ -186,7 +195,7 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
                 share * 100.0,
                 mbytes(way.sent_bytes)
             ),
-            Some(usual) if !way.is_idle && (way.rate as f64) < SLOW_SHARE * usual as f64 => {
+            Some(usual) if !way.is_held && (way.rate as f64) < SLOW_SHARE * usual as f64 => {
                 let (own, usual) = (mbytes(way.rate), mbytes(usual));
                 format!("carries {own:.1} MB/s, where {usual:.1} MB/s are usual from this host")
             }
@@ -197,7 +206,7 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
         let pids: Vec<String> = way.processes.iter().map(u32::to_string).collect();
         let noun = if pids.len() == 1 { "process" } else { "processes" };
         let text = format!(
-            "the way from {host} ({from}) to {to} {fact}, round trip {}, {noun} {}: look at \
+            "the connection from {host} ({from}) to {to} {fact}, round trip {}, {noun} {}: look at \
              adapters, cables and switches on it, and at the MTU (oxccl doctor --host)",
             span(u64::from(way.round_trip_us) * 1000),
             pids.join(", ")
@@ -228,8 +237,8 @@ mod tests {
 
     fn to(host: u8, sent_bytes: u64, again_bytes: u64, rate: u64) -> Connection {
         let [from, to] = [1, host].map(|host| IpAddr::from([192, 0, 2, host]));
-        let (inode, round_trip_us, is_idle) = (u32::from(host), 300, false);
-        Connection { inode, from, to, sent_bytes, again_bytes, round_trip_us, rate, is_idle }
+        let (inode, round_trip_us, is_held) = (u32::from(host), 300, false);
+        Connection { inode, from, to, sent_bytes, again_bytes, round_trip_us, rate, is_held }
     }
 
     fn texts(connections: &[(&Process, Connection)]) -> Vec<String> {
@@ -252,7 +261,7 @@ mod tests {
         let [text] = &texts(&all)[..] else { panic!("one") };
         assert_eq!(
             text,
-            "the way from node1 (192.0.2.1) to 192.0.2.2 loses data: 5.0 % of 209.7 MB were \
+            "the connection from node1 (192.0.2.1) to 192.0.2.2 loses data: 5.0 % of 209.7 MB were \
              sent again, round trip 0.3 ms, processes 5, 7: look at adapters, cables and switches \
              on it, and at the MTU (oxccl doctor --host)"
         );
@@ -271,7 +280,7 @@ mod tests {
         );
         assert!(texts(&all[..2]).is_empty(), "of two, none is usual");
         let mut idle = all;
-        idle[1].1.is_idle = true;
+        idle[1].1.is_held = true;
         assert!(texts(&idle).is_empty());
     }
 
@@ -284,10 +293,10 @@ mod tests {
         let mut far = listener.accept().expect("a connection").0;
         near.write_all(&[7; 5000]).expect("room");
         far.read_exact(&mut [0; 5000]).expect("bytes");
-        let all = connections();
-        if all.is_empty() {
-            return oxccl_tests::missing("inet_diag", "the kernel tells of no connection");
-        }
+        let all = match connections() {
+            Ok(all) => all,
+            Err(error) => return oxccl_tests::missing("inet_diag", &error.to_string()),
+        };
         let own = Process { pid: std::process::id(), ..process(0) };
         let mut looped = all.clone();
         // Connections of a host with itself do not count.
@@ -303,8 +312,7 @@ mod tests {
     fn garbage_is_no_connection() {
         let mut found = Vec::new();
         for length in 0..40 {
-            assert!(!read(&vec![0xff; length + 1], &mut found));
-            read(&vec![0; length], &mut found);
+            let _ = (read(&vec![0xff; length], &mut found), read(&vec![0; length], &mut found));
         }
         assert!(Connection::read(&SocketId::new_v4(), 1, &[0; 215]).is_none() && found.is_empty());
     }

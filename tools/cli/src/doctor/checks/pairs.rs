@@ -94,10 +94,8 @@ fn speed(
     host: &dyn Fn(u32) -> String,
     rate: &dyn Fn([u32; 2]) -> Option<Rate>,
 ) -> Check {
-    /// The share of the median below which a pair is slow, and that of its link's rate: an exchange
-    /// uses both directions, and needs processors, threads of GPUs, or copies.
+    /// The share of the median below which a pair is slow.
     const SLOW: f64 = 0.5;
-    const POOR: f64 = 1.0 / 3.0;
     let usual = median(class.iter().map(|pair| pair.algbw));
     let mut found = format!(
         "The median of the best rounds is {:.1} us for 8 bytes, and {usual:.2} GB/s each way.",
@@ -114,18 +112,21 @@ fn speed(
     let slow = class.iter().filter(|pair| pair.algbw < SLOW * usual);
     let slow: Vec<String> = slow.map(|pair| ranks(pair)).collect();
     let rates = || class.iter().filter_map(|pair| Some((*pair, rate(pair.pair)?)));
-    let poor = rates().filter(|(pair, rate)| pair.algbw < POOR * rate.gbytes_s);
+    let poor = rates().filter(|(pair, rate)| pair.algbw < rate.least_gbytes_s);
     let poor: Vec<String> = poor
-        .map(|(pair, Rate { gbytes_s, link })| format!("{} of {gbytes_s:.1} ({link})", ranks(pair)))
+        .map(|(pair, Rate { gbytes_s, link, .. })| {
+            format!("{} of {gbytes_s:.1} GB/s ({link})", ranks(pair))
+        })
         .collect();
-    if let Some((_, Rate { gbytes_s, link })) = rates().next().filter(|_| poor.is_empty()) {
-        found += &format!(" The link is made for {gbytes_s:.1} GB/s ({link}).");
+    let fastest = rates().max_by(|(_, a), (_, b)| a.gbytes_s.total_cmp(&b.gbytes_s));
+    if let Some((_, Rate { gbytes_s, link, .. })) = fastest.filter(|_| poor.is_empty()) {
+        found += &format!(" The fastest link is made for {gbytes_s:.1} GB/s ({link}).");
     }
     if !slow.is_empty() {
         found += &format!(" Pairs with less than half of that: {}.", slow.join(", "));
     }
     if !poor.is_empty() {
-        let of = "Pairs with less than a third of what their links are made for";
+        let of = "Pairs with less than is expected of what their links are made for";
         found += &format!(" {of}: {}.", poor.join(", "));
     }
     let name = if within { "speed within a host" } else { "speed between hosts" };
@@ -170,16 +171,16 @@ mod tests {
     fn a_pair_below_a_third_of_what_its_link_is_made_for_is_slow() {
         let rate = |ranks: [u32; 2]| {
             let link = "18 NVLinks of 25.0 GB/s".to_owned();
-            (ranks != [1, 2]).then_some(Rate { gbytes_s: 450.0, link })
+            (ranks != [1, 2]).then_some(Rate::new(450.0, link))
         };
         let speed = |pairs: &[Pair]| judge(pairs, &|_| String::new(), &rate)[1].clone();
         let well = speed(&[pair([0, 1], 151.0)]);
         assert_eq!(well.verdict, Verdict::Ok);
-        let made = "The link is made for 450.0 GB/s (18 NVLinks of 25.0 GB/s).";
+        let made = "The fastest link is made for 450.0 GB/s (18 NVLinks of 25.0 GB/s).";
         assert!(well.found.ends_with(made), "{well:?}");
         let poor = speed(&[pair([0, 1], 149.0), pair([0, 2], 151.0), pair([1, 2], 140.0)]);
         assert_eq!(poor.verdict, Verdict::Warning);
-        let named = "made for: ranks 0 and 1 149.00 of 450.0 (18 NVLinks of 25.0 GB/s).";
+        let named = "made for: ranks 0 and 1 149.00 of 450.0 GB/s (18 NVLinks of 25.0 GB/s).";
         assert!(poor.found.ends_with(named), "{poor:?}");
     }
 

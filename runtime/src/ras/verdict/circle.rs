@@ -1,0 +1,101 @@
+//! Ranks that wait for each other in circles.
+
+use super::{
+    Caller, Cause, Patience, Progress, Verdict, Wait, Waits, operation_text, progress_with,
+};
+use crate::ras::job::{Comm, Member};
+use crate::recorder::read::ProcessState;
+use std::collections::{HashMap, HashSet};
+
+/// A wait of a rank of a communicator for another one, and the caller of that one's operations.
+#[derive(Clone, Copy)]
+struct Edge<'a, 'c> {
+    comm: &'c Comm<'a>,
+    from: Member<'a>,
+    to: Member<'a>,
+    caller: Caller,
+}
+
+/// Returns the circles of waits, one of which has lasted for long enough.
+pub(super) fn circles(all: &[&Waits<'_, '_>], patience: Patience) -> Vec<Verdict> {
+    let mut edges: HashMap<Caller, Vec<Edge<'_, '_>>> = HashMap::new();
+    let mut starts = Vec::new();
+    for waits in all {
+        // Who is stopped is at fault, whatever it waited for.
+        let runs = |of: &&Wait<'_>| of.from.process.state != ProcessState::Stopped;
+        for wait in waits.all.iter().filter(runs) {
+            let Some(to) = waits.first_of(wait) else { continue };
+            let (from, caller) = (wait.from, waits.caller(&to));
+            edges.entry(wait.caller).or_default().push(Edge { comm: waits.comm, from, to, caller });
+            if wait.lasts_ns() >= patience.waiting_ns {
+                starts.push(wait.caller);
+            }
+        }
+    }
+    let mut seen = HashSet::new();
+    let found = starts.into_iter().filter_map(|start| find(start, &edges, &mut seen));
+    found.filter_map(|circle| told(&circle)).collect()
+}
+
+/// Returns a circle that can be reached from a caller; `seen` are those from which none can, and
+/// those that are in one already.
+fn find<'a, 'c>(
+    start: Caller,
+    edges: &HashMap<Caller, Vec<Edge<'a, 'c>>>,
+    seen: &mut HashSet<Caller>,
+) -> Option<Vec<Edge<'a, 'c>>> {
+    if !seen.insert(start) {
+        return None;
+    }
+    // The callers on the way, each with the number of its edges that were followed, and the edges
+    // between them.
+    let (mut callers, mut path) = (vec![(start, 0)], Vec::new());
+    let mut places = HashMap::from([(start, 0)]);
+    while let Some((caller, next)) = callers.last_mut() {
+        let Some(edge) = edges.get(caller).and_then(|edges| edges.get(*next)) else {
+            places.remove(caller);
+            callers.pop();
+            path.pop();
+            continue;
+        };
+        *next += 1;
+        if let Some(begin) = places.get(&edge.caller) {
+            path.push(*edge);
+            return Some(path.split_off(*begin));
+        }
+        if seen.insert(edge.caller) {
+            places.insert(edge.caller, callers.len());
+            callers.push((edge.caller, 0));
+            path.push(*edge);
+        }
+    }
+    None
+}
+
+/// Returns the verdict on a circle.
+fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
+    let progress = |edge: &Edge<'_, '_>| progress_with(&edge.from, &edge.to);
+    let texts = circle.iter().map(|edge| {
+        let Edge { comm, from, to, .. } = edge;
+        let (place, operation) = (from.place(), operation_text(from));
+        let (own, title, other) = (from.rank.rank, comm.title(), to.rank.rank);
+        let why = match progress(edge) {
+            Some(Progress::NotCalled) | None => ", which has not called it",
+            Some(Progress::NotBegun) => ", whose stream has not come to it",
+            Some(Progress::Inside | Progress::Done) => "",
+        };
+        format!("rank {own} of {title} ({place}) waits in {operation} for rank {other}{why}")
+    });
+    // A stream that has not come to a call may wait for something else.
+    let more = match circle.iter().any(|edge| progress(edge) == Some(Progress::NotBegun)) {
+        true => ", and see what else these streams wait for",
+        false => "",
+    };
+    let text = format!(
+        "ranks wait for each other in a circle: {}; call in the same order on all ranks, or give \
+         each communicator a stream of its own{more}",
+        texts.collect::<Vec<_>>().join("; ")
+    );
+    let ranks = circle.iter().map(|edge| edge.from.rank.rank).collect();
+    Some(Verdict { cause: Cause::Deadlock, comm: circle.first()?.comm.number, ranks, text })
+}
