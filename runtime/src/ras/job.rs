@@ -85,9 +85,9 @@ pub fn refuse(processes: &mut [Process], sizes: &HashMap<u64, u32>) {
 
 /// Gives ranks that make the same calls the same counts, though each is read at another time:
 /// `first` are the processes of this host at a first look, `now` those at a second one, with those
-/// of other hosts as they were between the two. A rank of this host counts less than others only if it has
-/// not caught up with them by the second look, and one of another host only if it has not with
-/// what ranks of this host had called by the first.
+/// of other hosts as they were between the two. A rank of this host counts less than others only if
+/// it has not caught up with them by the second look, and one of another host only if it has not
+/// caught up with what ranks of this host had called by the first.
 pub fn level(first: &[Process], now: &mut [Process]) {
     type Counts = [u64; COLLECTIVES];
     let raise = |most: &mut Counts, counts: &Counts| {
