@@ -135,6 +135,20 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
     let read = |path: &Path| std::fs::read_to_string(path).expect("a file");
     let status: Value = serde_json::from_str(&read(&dump("json", "all.json"))).expect("JSON");
     assert_eq!(status["processes"].as_array().map(Vec::len), Some(2));
+    // As on another host, where no rank of this job is.
+    let of_file = |path: &Path| {
+        let mut command = Command::new(OXCCL);
+        command.args(["ras", "--patience", "0.3", "--pid", "1", "--from"]).arg(path);
+        bind_to_parent(&mut command).output().expect("it runs")
+    };
+    let told = of_file(&folder.path().join("all.json"));
+    let text = String::from_utf8_lossy(&told.stdout);
+    assert!(told.status.code() == Some(2) && text.contains("is stopped by a signal"), "{text}");
+    for garbage in ["", "{}", "{\"processes\": [7]}"] {
+        let path = folder.path().join("garbage");
+        std::fs::write(&path, garbage).expect("room");
+        assert_eq!(of_file(&path).status.code(), Some(1), "{garbage}");
+    }
     let trace: Value = serde_json::from_str(&read(&dump("chrome", "trace.json"))).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
     let spans = events.iter().filter(|event| event["ph"] == "X");

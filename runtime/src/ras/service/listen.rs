@@ -88,7 +88,8 @@ mod tests {
         drop(free);
         let sockets = [socket(address).unwrap(), socket(address).unwrap()];
         drop(sockets);
-        assert_eq!(addresses("localhost:7").unwrap()[0].to_string(), "127.0.0.1:7");
+        let by_default = addresses("localhost:28028").unwrap();
+        assert!(!by_default.is_empty() && by_default.iter().all(|of| of.ip().is_loopback()));
         for text in ["", "localhost", "127.0.0.1:99999", "192.0.2.1:28028", "::1:x"] {
             assert!(listen(text).is_err(), "{text:?}");
         }

@@ -8,11 +8,13 @@ mod svg;
 
 use crate::error::{Error, Result, say};
 use clap::{Args, Subcommand, ValueEnum};
-use oxccl_runtime::ras::job::{Comm, Member, communicators};
+use oxccl_runtime::ras::job::{self, Comm, Member, communicators};
 use oxccl_runtime::ras::status;
 use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
 use oxccl_runtime::recorder::Stage;
 use oxccl_runtime::recorder::read::{self, Awaited, PROC, Process};
+use oxccl_runtime::recorder::wire;
+use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,6 +27,7 @@ Examples:
   oxccl ras dump flight-recorder traces/
   oxccl ras dump chrome trace.json
   oxccl ras dump svg job.svg
+  ssh node2 oxccl ras --json >node2.json; oxccl ras --from node2.json
 
 It reads what the processes of this user on this machine record, and asks none of them: so it also
 answers while all of them are stuck. Processes of other users need privileges.
@@ -45,6 +48,9 @@ pub(crate) struct Options {
     /// Only processes with these numbers.
     #[arg(long, value_name = "PID", global = true)]
     pid: Vec<u32>,
+    /// A file that oxccl ras --json has written on another host, which is told of as well.
+    #[arg(long, value_name = "FILE", global = true)]
+    from: Vec<PathBuf>,
     #[command(subcommand)]
     action: Option<Action>,
 }
@@ -80,11 +86,17 @@ const FEW: usize = 8;
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let mut processes = read::processes(Path::new(PROC));
     processes.retain(|process| options.pid.is_empty() || options.pid.contains(&process.pid));
+    let here = processes.len();
+    for path in &options.from {
+        processes.extend(of_file(path)?);
+        // A rank that is seen here, too, counts once.
+        job::refuse(&mut processes, &HashMap::new());
+    }
     let waiting_ns = (options.patience.max(0.0) * 1e9) as u64;
     let creating_ns = waiting_ns.saturating_mul(2);
     let patience = Patience { waiting_ns, creating_ns, ..Patience::default() };
     let mut causes = verdicts(&processes, patience);
-    causes.extend(network_verdicts(&processes));
+    causes.extend(network_verdicts(&processes[..here]));
     if let Some(Action::Dump { format, path }) = &options.action {
         return dump((&processes, &causes), *format, path);
     }
@@ -96,6 +108,19 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     };
     let held_up = causes.iter().any(|verdict| verdict.cause.holds_up());
     Ok(if held_up { ExitCode::from(2) } else { ExitCode::SUCCESS })
+}
+
+/// Returns the processes of a file that `oxccl ras --json` has written.
+fn of_file(path: &Path) -> Result<Vec<Process>> {
+    let failed = |cause: String| Error::File { path: path.display().to_string(), cause };
+    let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
+    let document: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
+    let processes = document["processes"].as_array();
+    let processes =
+        processes.map(|all| all.iter().map(|of| wire::decode(of.to_string().as_bytes())));
+    let processes = processes.and_then(Iterator::collect::<Option<Vec<_>>>);
+    processes.ok_or_else(|| failed("it is not what oxccl ras --json writes".to_owned()))
 }
 
 /// Returns the connections to other hosts that lose data or are slow.
