@@ -126,7 +126,7 @@ impl Comm {
 /// Calls that are launched together, made by [`group`].
 #[derive(Default)]
 pub struct Group<'g> {
-    /// What tells other streams of the use of slices, once it is queued.
+    /// The guards that tell other streams of the use of slices, once it is queued.
     guards: RefCell<Vec<SyncOnDrop<'g>>>,
 }
 

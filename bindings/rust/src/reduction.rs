@@ -1,4 +1,4 @@
-//! What reduces elements: an operation that the library has, or a sum of multiples.
+//! Reductions of elements: the operations that the library has, and sums of multiples.
 
 use crate::call::check;
 use crate::comm::Comm;

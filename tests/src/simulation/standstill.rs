@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Turns in which nobody gets anywhere, for each rank, from which on the others stand still, too.
-/// What is awaited is recorded in one of 64 visits.
+/// A wait is recorded in one of 64 visits.
 const IDLE_TURNS: usize = 200;
 
 /// A standstill.

@@ -24,7 +24,7 @@ enum How {
     Skips,
     /// It does not launch a graph.
     SkipsReplay,
-    /// Its stream is busy with something else.
+    /// A stream of the rank is busy with something else.
     IsBusy,
     /// It does not send what the others wait for.
     SendsNothing,
