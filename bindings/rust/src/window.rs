@@ -87,7 +87,7 @@ pub struct Signals {
     pub from: usize,
     /// The number of the signal, 0 to 15.
     pub signal: usize,
-    /// How many, of those that nobody has waited for yet.
+    /// The number of signals, of those that nobody has waited for yet.
     pub count: usize,
 }
 

@@ -25,7 +25,7 @@ pub struct Standstill {
     pub held: bool,
     /// The operations that others have called and that have not ended, as texts begin with them.
     pub operations: Vec<String>,
-    /// What is said about it.
+    /// The verdicts on it.
     pub verdicts: Vec<Verdict>,
 }
 

@@ -35,7 +35,7 @@ pub struct Options {
     pub library: Option<PathBuf>,
 }
 
-/// What doxygen reads and writes. Comments of the headers begin with two strokes, and it looks at
+/// The settings of doxygen. Comments of the headers begin with two strokes, and it looks at
 /// those with three.
 const DOXYGEN: &str = "\
 PROJECT_NAME = OxCCL

@@ -39,9 +39,9 @@ impl Rate {
 /// The rates of the links between ranks, as far as they are known.
 #[derive(Default)]
 pub(super) struct Rates {
-    /// Of every two GPUs of this process.
+    /// The rates between every two GPUs of this process.
     gpus: Vec<Vec<Option<Rate>>>,
-    /// Of the interfaces that hosts take, in Mbit/s, by the names of the hosts.
+    /// The rates of the interfaces that hosts take, in Mbit/s, by the names of the hosts.
     interfaces: HashMap<String, f64>,
 }
 
@@ -128,7 +128,7 @@ fn pcie_gbytes_s(link: &str) -> Option<f64> {
     Some(speed * lanes * share / 8.0).filter(|rate| *rate > 0.0)
 }
 
-/// What nvidia-smi tells.
+/// The outputs of nvidia-smi.
 struct Told {
     /// A line `number, address` for each GPU.
     numbers: String,

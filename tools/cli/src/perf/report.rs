@@ -16,7 +16,7 @@ pub(super) enum Place {
     In,
 }
 
-/// What all rows of a run share: the head of the document that `--json` writes, which ends with
+/// The head of the document that `--json` writes, which all rows of a run share: it ends with
 /// `rows`.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Head {
@@ -28,7 +28,7 @@ pub(super) struct Head {
     pub(super) date: String,
     /// The host of rank 0.
     pub(super) host: String,
-    /// What started the ranks.
+    /// The launcher of the ranks.
     pub(super) launcher: &'static str,
     pub(super) device: &'static str,
     /// The name of the GPU; empty on the host.

@@ -26,7 +26,7 @@ const SLOW_SHARE: f64 = 0.25;
 /// The fewest ways among which one is called slow.
 const WAYS: usize = 3;
 
-/// What the kernel counts of a connection.
+/// A connection, with counts of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Connection {
     /// The number of the socket among all files.
