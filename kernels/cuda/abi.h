@@ -251,7 +251,7 @@ enum {
 // In place of the number of slots of a unit: a unit is a slot of packets.
 #define SLOT_OF_PACKETS UINT32_MAX
 
-// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
+// Warps of a block that move lines.
 #define LINE_WARPS ((BLOCK_THREADS / 32) - 1)
 
 // Channels of lines.
@@ -272,14 +272,28 @@ enum {
 // Bytes of a chunk, which carries data alone.
 #define CHUNK_BYTES 4096
 
-// Chunks that a channel has room for.
+// The most chunks that a channel has room for: those between two ranks.
 #define CHUNK_SLOTS 8
 
-// The most thread blocks that carry chunks: more are not faster (docs/performance.md).
+// The most thread blocks that carry chunks between two ranks: more are not faster
+// (docs/performance.md).
 #define CHUNK_BLOCKS 18
 
-// Channels of chunks on an edge: one for each warp of a block that puts.
-#define CHUNK_CHANNELS (CHUNK_BLOCKS * (LINE_WARPS / 2))
+// The same among more than two ranks.
+#define MORE_CHUNK_BLOCKS 24
+
+// The number of channels of chunks after which those begin, among more than two ranks, on which
+// results are passed on: one for each warp of a block that folds.
+#define SECOND_CHUNKS (MORE_CHUNK_BLOCKS * (LINE_WARPS / 3))
+
+// The same of lines.
+#define SECOND_LINES (MAX_CHANNELS * (LINE_WARPS / 3))
+
+// The most channels of chunks on an edge.
+#define CHUNK_CHANNELS (2 * SECOND_CHUNKS)
+
+// The channels of an edge that have counters and credits: those of lines, then those of chunks.
+#define EDGE_CHANNELS (LINE_CHANNELS + CHUNK_CHANNELS)
 
 // The bit of a collective in the word that counts the users of lines.
 #define LINE_COLLECTIVE (1 << 30)
@@ -411,8 +425,12 @@ typedef struct Rank {
   uint32_t line_lanes;
   // Channels of lines that have slots; those of chunks are counted behind them.
   uint32_t line_channels;
+  // Chunks that a channel has room for, a power of two.
+  uint32_t chunk_slots;
   // Packets that a channel has room for behind the large stage, per rank and half.
   uint32_t large_packets;
+  // Padding.
+  uint32_t unused;
   // The addresses at which the ranks' shared memory is mapped here, by rank.
   uint64_t shared[MAX_RANKS];
   // Offset of the packets in the shared memory.
@@ -518,14 +536,18 @@ typedef struct LineProgram {
   uint32_t slots;
   // Thread blocks that carry units; those behind them copy.
   uint32_t blocks;
-  // Not 0 if what comes is stored over what is put, between two ranks.
+  // Not 0 if what comes is stored over what is put before it was read for that.
   uint32_t overlaps;
-  // Not 0 if there is a middle phase.
-  uint32_t has_middle;
+  // A bit for each rank to which something of the input is put.
+  uint32_t puts;
+  // A bit for each rank whose message comes into the middle phase; 0 if there is none.
+  uint32_t middle_from;
   // A bit for each rank to which the middle phase passes its result on.
   uint32_t middle_to;
-  // The rank whose message the middle phase passes on, where it does not fold.
-  uint32_t middle_from;
+  // A bit for each rank from which something is taken.
+  uint32_t takes;
+  // The number of channels after which those of results begin; 0 if no rank passes one on.
+  uint32_t second;
   // Not 0 if the fold completes the reduction.
   uint32_t finish;
   // The upper half of the numbers of the call's lines.
@@ -548,16 +570,15 @@ typedef struct LineProgram {
   LinePeer peers[MAX_RANKS];
 } LineProgram;
 
-// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a
-// block, and carries its part of the queue's large messages; the first lane carries all of the
-// small ones.
+// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue
+// carries its part of the queue's large messages; the first lane carries all of the small ones.
 typedef struct Exchange {
   // The rank that calls.
   Rank rank;
   // Lanes of each queue that this launch uses: one if all messages are small.
   uint32_t lanes;
-  // Padding.
-  uint32_t unused;
+  // Blocks of each queue: in lines each takes one lane after the other, else as many as lanes.
+  uint32_t blocks;
   // The queues: the peer's number in the communicator × 2, + 1 for sending.
   uint32_t queues[QUEUES];
   // The messages of `queues[i]` are those from `first[i]` to before `first[i + 1]`.

@@ -20,8 +20,11 @@ static_assert(MESSAGE_WARPS == PUTTERS, "a place for each warp of a block of mes
 
 // What the warps of a block that put have read and put so far, for its other warps.
 struct Progress {
-  uint32_t count[PUTTERS];  // slots or chunks
-  uint32_t over[PUTTERS];   // not 0 if the warp puts nothing more
+  uint32_t count[LINE_WARPS];  // slots or chunks
+  uint32_t over[LINE_WARPS];   // not 0 if the warp puts nothing more
+  // The chunks that were put on the warp's channel before the first that is counted; where it puts
+  // to one peer.
+  uint64_t before[LINE_WARPS];
 };
 
 // A word of shared memory, between warps of a block.
@@ -57,6 +60,7 @@ __device__ inline void begin_pair(int pair) {
     __syncwarp();
     asm volatile("bar.arrive %0, 64;" ::"r"(2 + pair) : "memory");
   } else {
+    __syncwarp();
     asm volatile("bar.sync %0, 64;" ::"r"(2 + pair) : "memory");
   }
 }
@@ -74,37 +78,51 @@ __device__ inline ChunkWords* chunk_words(const Rank& r, int at, int channel, in
 // The number of a channel of chunks among all channels that have counters and credits.
 __device__ inline int counted(const Rank& r, int channel) { return r.line_channels + channel; }
 
-// A thread's data of a chunk.
-struct Chunk {
-  Pair v[CHUNK_PAIRS];
+// The slots of a channel of chunks from a rank to another.
+__device__ inline char* chunk_ring(const Rank& r, int at, int from, int channel) {
+  uint64_t channels = uint64_t(from < at ? from : from - 1) * CHUNK_CHANNELS + channel;
+  return reinterpret_cast<char*>(r.shared[at] + r.chunks_at) +
+         channels * r.chunk_slots * CHUNK_BYTES;
+}
 
-  // Calls a function for each row with the thread's 16 bytes and their offset in the chunk.
+// A thread's data of a chunk, or of a part of it: PAIRS KiB.
+template <int PAIRS>
+struct Rows {
+  static constexpr uint32_t BYTES = PAIRS * 1024;
+  Pair v[PAIRS];
+
+  // Calls a function for each row with the thread's 16 bytes and their offset from the first one.
   template <typename Row>
   __device__ void each_row(Row row) {
 #pragma unroll
-    for (int i = 0; i < CHUNK_PAIRS; i++) {
+    for (int i = 0; i < PAIRS; i++) {
       uint32_t at = i * 1024 + (threadIdx.x & 31) * 16;
       row(v[i].first, at);
       row(v[i].second, at + 512);
     }
   }
 
-  // Loads the chunk that lies at `from` in a span.
+  // The bytes of a span from there on.
+  __device__ static uint64_t left(const Span& span, uint64_t from) {
+    return from < span.bytes ? span.bytes - from : 0;
+  }
+
+  // Loads what lies at `from` in a span.
   __device__ void load(const Span& span, uint64_t from) {
     const char* base = span.at + from;
-    if (span.has(from, CHUNK_BYTES)) {
+    if (span.has(from, BYTES)) {
       each_row([&](uint4& row, uint32_t at) { row = LineEnds<true>::load_once(base + at); });
     } else {
-      *this = load_part(base, span.bytes - from);
+      *this = load_part(base, left(span, from));
     }
   }
 
   __device__ void store(const Span& span, uint64_t from) {
     char* base = span.at + from;
-    if (span.has(from, CHUNK_BYTES)) {
+    if (span.has(from, BYTES)) {
       each_row([&](uint4& row, uint32_t at) { *reinterpret_cast<uint4*>(base + at) = row; });
     } else {
-      store_part(base, span.bytes - from, *this);
+      store_part(base, left(span, from), *this);
     }
   }
 
@@ -131,39 +149,41 @@ struct Chunk {
     });
   }
 
-  // Loads a chunk that is not whole, or not aligned to 16 bytes.
-  __device__ __noinline__ static Chunk load_part(const char* base, uint64_t bytes) {
-    Chunk chunk;
+  // Loads what is not whole, or not aligned to 16 bytes.
+  __device__ __noinline__ static Rows load_part(const char* base, uint64_t bytes) {
+    Rows rows;
     uint64_t place = reinterpret_cast<uint64_t>(base);
-    if (bytes < CHUNK_BYTES) {
-      chunk.each_row([&](uint4& row, uint32_t at) {
+    if (bytes < BYTES) {
+      rows.each_row([&](uint4& row, uint32_t at) {
         row = load_line(base + at, at < bytes ? bytes - at : 0, (place & 15) == 0);
       });
     } else if ((place & 3) == 0) {
-      chunk.load_parts<uint32_t>(base);
+      rows.load_parts<uint32_t>(base);
     } else if ((place & 1) == 0) {
-      chunk.load_parts<uint16_t>(base);
+      rows.load_parts<uint16_t>(base);
     } else {
-      chunk.load_parts<uint8_t>(base);
+      rows.load_parts<uint8_t>(base);
     }
-    return chunk;
+    return rows;
   }
 
-  __device__ __noinline__ static void store_part(char* base, uint64_t bytes, Chunk chunk) {
+  __device__ __noinline__ static void store_part(char* base, uint64_t bytes, Rows rows) {
     uint64_t place = reinterpret_cast<uint64_t>(base);
-    if (bytes < CHUNK_BYTES) {
-      chunk.each_row([&](uint4& row, uint32_t at) {
+    if (bytes < BYTES) {
+      rows.each_row([&](uint4& row, uint32_t at) {
         store_line(base + at, at < bytes ? bytes - at : 0, (place & 15) == 0, row);
       });
     } else if ((place & 3) == 0) {
-      chunk.store_parts<uint32_t>(base);
+      rows.store_parts<uint32_t>(base);
     } else if ((place & 1) == 0) {
-      chunk.store_parts<uint16_t>(base);
+      rows.store_parts<uint16_t>(base);
     } else {
-      chunk.store_parts<uint8_t>(base);
+      rows.store_parts<uint8_t>(base);
     }
   }
 };
+
+using Chunk = Rows<CHUNK_PAIRS>;
 
 // A warp's end of a channel of chunks in one direction.
 template <bool PUTS>
@@ -177,15 +197,15 @@ struct ChunkEnd {
   const uint64_t* word;  // which tells what is known
   volatile uint64_t* credit;  // the word of this rank at the peer
 
-  __device__ ChunkEnd(const Rank& r, int peer, int channel)
+  // `warp` is the number of the warp in the block's progress.
+  __device__ ChunkEnd(const Rank& r, int peer, int channel, int warp)
       : r(r), peer(peer), channel(channel), thread(threadIdx.x & 31) {
     int at = PUTS ? peer : r.rank, from = PUTS ? r.rank : peer;
     const volatile LineCounters* own = line_counters(r, counted(r, channel), peer);
     count = PUTS ? own->put : own->taken;
     dead = __shfl_sync(~0u, faulty(r) != FAULT_NONE, 0);
-    uint64_t channels = uint64_t(from < at ? from : from - 1) * CHUNK_CHANNELS + channel;
-    ring = reinterpret_cast<char*>(r.shared[at] + r.chunks_at) +
-           channels * (CHUNK_SLOTS * CHUNK_BYTES);
+    if (PUTS && thread == 0) progress().before[warp] = count - progress().count[warp];
+    ring = chunk_ring(r, at, from, channel);
     word = PUTS ? const_cast<uint64_t*>(line_credit(r, r.rank, counted(r, channel), peer))
                 : &chunk_words(r, r.rank, channel, peer)->arrived;
     credit = line_credit(r, peer, counted(r, channel), r.rank);
@@ -207,7 +227,7 @@ struct ChunkEnd {
 
   // Waits until the peer has room for the next chunk, or has put it; false when it never will.
   __device__ bool await() {
-    uint64_t target = PUTS ? count + 1 - CHUNK_SLOTS : count + 1;
+    uint64_t target = PUTS ? count + 1 - r.chunk_slots : count + 1;
     if (reached(known, target)) return true;
 #pragma unroll 1
     for (int i = 0; i < 64; i++) {
@@ -238,17 +258,14 @@ struct ChunkEnd {
     if (PUTS) {
       if (thread == 0) *const_cast<volatile uint64_t*>(opened) = value;
     } else {
-      // Where the header of a message would lie that nobody receives.
-      uint32_t number = uint32_t(line_counters(r, channel, peer)->taken) + 1;
-      const char* slots = line_slots(r, r.rank, peer, channel);
-      HeaderInstead instead(slots + number % r.line_slots * UNIT_BYTES, number);
+      HeaderInstead beside = header_beside(r, peer, channel);
       dead = wait(r, opened, peer, value, true) != value;
     }
     return !dead;
   }
 
   // The slot of the next chunk.
-  __device__ char* slot() const { return ring + count % CHUNK_SLOTS * CHUNK_BYTES; }
+  __device__ char* slot() const { return ring + (count & (r.chunk_slots - 1)) * CHUNK_BYTES; }
 
   // Puts the next chunk, for which there is room.
   __device__ void put(Chunk& chunk, int warp) {
@@ -273,13 +290,19 @@ struct ChunkEnd {
   }
 };
 
-// For the last warp of a block: tells the peer what the other ones have put, until they put nothing
-// more. `base` are the counters of the channels from the first one on, by thread, from before any
-// of the warps began.
-__device__ inline void tell_arrivals(const Rank& r, int peer, int first, uint64_t base) {
+// What the last warp of a block tells for one of the other warps: thread `w` has it for warp `w` of
+// those that put, in the order of their progress.
+struct Telling {
+  uint32_t peers;  // a bit for each rank to which that warp puts
+  int channel;     // on which it does
+};
+
+// Tells the peers what the other warps have put, until they put nothing more. `before` returns the
+// chunks that were put on a warp's channel to a peer before the first that is counted.
+template <typename Before>
+__device__ inline void tell_arrivals(const Rank& r, const Telling& telling, Before before) {
   int warp = threadIdx.x & 31;
-  bool tells = warp < PUTTERS;
-  volatile uint64_t* word = &chunk_words(r, peer, first + (tells ? warp : 0), r.rank)->arrived;
+  bool tells = telling.peers != 0;
   uint32_t told = 0;
   for (;;) {
     bool over = !tells || shared_acquire(progress().over[warp]) != 0;
@@ -291,17 +314,18 @@ __device__ inline void tell_arrivals(const Rank& r, int peer, int first, uint64_
       continue;
     }
     fence();
-    if (more) *word = base + count;
+    for (uint32_t left = more ? telling.peers : 0; left != 0; left &= left - 1) {
+      int peer = __ffs(left) - 1;
+      volatile ChunkWords* words = chunk_words(r, peer, telling.channel, r.rank);
+      words->arrived = before(warp, peer) + count;
+    }
     told = count;
   }
 }
 
-// The counters of the channels from the first one on, by thread, for `tell_arrivals`.
-__device__ inline uint64_t puts_so_far(const Rank& r, int peer, int first) {
-  int warp = threadIdx.x & 31;
-  const volatile LineCounters* own =
-      line_counters(r, counted(r, first + (warp < PUTTERS ? warp : 0)), peer);
-  return own->put;
+// The same for warps that put to one peer each.
+__device__ inline void tell_arrivals(const Rank& r, const Telling& telling) {
+  tell_arrivals(r, telling, [](int warp, int) { return progress().before[warp]; });
 }
 
 }  // namespace oxccl

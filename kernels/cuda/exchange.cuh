@@ -61,7 +61,7 @@ template <typename Messages>
 __device__ inline void run_exchange(const Messages& all) {
   const Exchange& exchange = all.exchange;
   const Rank& r = exchange.rank;
-  int index = blockIdx.x / exchange.lanes, lane = blockIdx.x % exchange.lanes;
+  int index = blockIdx.x / exchange.blocks, lane = blockIdx.x % exchange.blocks;
   int queue = exchange.queues[index];
   bool sends = queue & 1;
   LaneCounters* own = lane_counters(r, queue, lane);

@@ -557,7 +557,7 @@ __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first
   }
   begin_carrying(p.call);
   if (p.slots == 0) {
-    ChunkEnd<PUTS> end(p.call.rank, peer, channel);
+    ChunkEnd<PUTS> end(p.call.rank, peer, channel, pair);
     if constexpr (PUTS) {
       put_chunks(end, p.digest, flow.put, pair, first, step, fold);
     } else {
@@ -597,6 +597,13 @@ __device__ __noinline__ void copy_own(const LineProgram& p) {
     Piece(to, at).store(Piece(from, at).load());
 }
 
+// What is told for warps that all put to one peer, on the channels from `first` on; nothing if not
+// `tells`.
+__device__ inline Telling telling_of(bool tells, int peer, int first) {
+  int warp = threadIdx.x & 31;
+  return {tells && warp < PUTTERS ? 1u << peer : 0, first + warp};
+}
+
 // Of each two warps one puts, and the other takes and folds. Small calls have kernels of their own:
 // the less code there is, the less of it is fetched at their beginning.
 template <bool SMALL, typename Fold>
@@ -608,7 +615,7 @@ __device__ inline void run_two(const LineProgram& p, Fold fold) {
   const Rank& r = p.call.rank;
   int peer = 1 - int(r.rank), first = blockIdx.x * PUTTERS;
   bool chunks = !SMALL && p.slots == 0;
-  uint64_t base = is_watcher() && chunks ? puts_so_far(r, peer, first) : 0;
+  Telling telling = telling_of(chunks, peer, first);
   if (!SMALL) {
     if (threadIdx.x < PUTTERS)
       begin_progress(threadIdx.x, threadIdx.x * p.blocks + blockIdx.x < p.units);
@@ -619,8 +626,8 @@ __device__ inline void run_two(const LineProgram& p, Fold fold) {
     run_part<SMALL, true>(p, fold, first, step);
     end_progress(threadIdx.x / 64);
   };
-  run_lines<2>(p, carry, [&] {
-    if (chunks) tell_arrivals(r, peer, first, base);
+  run_lines(p, 2, carry, [&] {
+    if (chunks) tell_arrivals(r, telling);
   });
   if (gridDim.x == p.blocks) copy_own(p);
 }

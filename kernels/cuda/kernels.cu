@@ -5,6 +5,7 @@
 #include "flow.cuh"
 #include "interpret.cuh"
 #include "messages.cuh"
+#include "more_chunks.cuh"
+#include "more_slots.cuh"
 #include "one_sided.cuh"
 #include "packets.cuh"
-#include "phases.cuh"

@@ -8,9 +8,9 @@
 // that it has taken. Counters lie in GPU memory and advance by what was carried: arguments hold
 // nothing that changes, and any operation may follow any other.
 //
-// A program runs in four phases for each unit of its slices (`oxccl_plan::lines`). With more than
-// two ranks a channel is a warp, which takes all of a unit before it puts the one after the next;
-// between two ranks (`flow.cuh`) one warp of a channel puts and another takes.
+// A program runs in four phases for each unit of its slices (`oxccl_plan::lines`). Each warp of a
+// channel has one of them: of two ranks (`flow.cuh`) one puts and one takes, of more (`more.cuh`)
+// one may fold, or pass on, besides.
 #pragma once
 
 #include <type_traits>
@@ -127,8 +127,8 @@ __device__ inline void expect_header(const char* slot, uint32_t number) {
 struct HeaderInstead {
   bool is_here;
 
-  __device__ HeaderInstead(const char* slot, uint32_t number)
-      : is_here((threadIdx.x & 31) == 0 && !carries().header) {
+  __device__ HeaderInstead(const char* slot, uint32_t number, bool is_there = true)
+      : is_here(is_there && (threadIdx.x & 31) == 0 && !carries().header) {
     if (is_here) expect_header(slot, number);
   }
   __device__ ~HeaderInstead() {
@@ -146,13 +146,16 @@ __device__ inline bool is_other_header(const Rank& r, int peer) {
   return true;
 }
 
-// Waits give up when the header of another message than this one has come.
-__device__ inline bool has_other_header(const Rank& r, int peer) {
+// Waits give up when the header of another message than this one has come, and was there at the
+// look before: what is awaited may have come before the header, which then is that of what follows.
+__device__ inline bool has_other_header(const Rank& r, int peer, bool& there_before) {
   const Carries& own = carries();
   if (!own.header || load_number(own.header + 120) != own.header_number) return false;
   // The number of a line may be seen before all of its data.
   fence();
-  return is_other_header(r, peer);
+  if (there_before) return is_other_header(r, peer);
+  there_before = true;
+  return false;
 }
 
 // The wait of a warp. What is slow to look at is looked at by its first thread, out of line: the
@@ -162,6 +165,7 @@ struct WarpWait {
     Wait wait;
     uint32_t looks = 0;
     bool announced = false;
+    bool has_header = false;
   };
   uint32_t spins = 0;
   union {
@@ -186,7 +190,8 @@ struct WarpWait {
       slow->wait.spins = 63;
       over = slow->wait.over(r, peer, carries().step);
       if (!over && slow->wait.looks != slow->looks)
-        over = began_another(r, peer, slow->announced) || has_other_header(r, peer);
+        over = began_another(r, peer, slow->announced) ||
+               has_other_header(r, peer, slow->has_header);
       slow->looks = slow->wait.looks;
     }
     return __shfl_sync(~0u, over, 0);
@@ -210,6 +215,15 @@ __device__ inline char* line_slots(const Rank& r, int at, int from, int channel)
   return reinterpret_cast<char*>(r.shared[at] + r.lines_at) + channels * r.line_slots * UNIT_BYTES;
 }
 
+// The same while something is awaited from a peer elsewhere than on a channel of lines on which its
+// headers lie, if any do.
+__device__ inline HeaderInstead header_beside(const Rank& r, int peer, int channel,
+                                              bool is_there = true) {
+  uint32_t number = uint32_t(line_counters(r, channel, peer)->taken) + 1;
+  const char* slots = line_slots(r, r.rank, peer, channel);
+  return HeaderInstead(slots + number % r.line_slots * UNIT_BYTES, number, is_there);
+}
+
 // A warp's ends of the channel's edges. The number of a line has a digest of the call in its upper
 // half: what a peer puts for another call is never taken. Announcements tell calls that differ: the
 // first block looks at them while it waits for the data, later calls where it did not have to.
@@ -220,7 +234,8 @@ template <bool ONE>
 struct LineEnds {
   const Rank& r;
   uint32_t digest;
-  int channel, thread, second;  // where the thread's data of the second row lie in a unit
+  int channel, puts_on;  // the channels on which the warp takes and puts
+  int thread, second;    // where the thread's data of the second row lie in a unit
   uint32_t ring_mask;           // of the offset of a slot from the first one of its channel
   bool ends_line;               // whether the thread is the last one of a line
   uint32_t dead;                // not 0 if the communicator has failed
@@ -230,18 +245,20 @@ struct LineEnds {
   volatile uint64_t *credit_here, *credit_there;
   char* staging;                // shared memory for the data of a slot
 
-  __device__ LineEnds(const Rank& r, uint32_t digest, int channel, int one, char* staging)
+  // The warp takes on a channel, and puts on the one that many after it.
+  __device__ LineEnds(const Rank& r, uint32_t digest, int channel, int one, char* staging,
+                      int puts_after = 0)
       : r(r),
         digest(digest),
         channel(channel),
+        puts_on(channel + puts_after),
         thread(kept(threadIdx.x & 31)),
         ring_mask(kept(uint32_t((r.line_slots - 1) * UNIT_BYTES))),
         staging(staging) {
     int peer = ONE ? one : thread < r.nranks ? thread : 0;
-    const volatile LineCounters* own = line_counters(r, channel, peer);
-    put = own->put;
-    taken = own->taken;
-    room = *line_credit(r, r.rank, channel, peer);
+    put = const_cast<volatile LineCounters*>(line_counters(r, puts_on, peer))->put;
+    taken = const_cast<volatile LineCounters*>(line_counters(r, channel, peer))->taken;
+    room = *line_credit(r, r.rank, puts_on, peer);
     dead = faulty(r);
     second = kept(512 + (thread - (thread >> 3)) * 16);
     ends_line = (thread & 7) == 7;
@@ -265,25 +282,18 @@ struct LineEnds {
     return ONE ? counter : __shfl_sync(~0u, counter, peer);
   }
 
-  // Keeps the counters for the next kernel.
-  __device__ void leave() const {
-    if (thread >= r.nranks || thread == r.rank) return;
-    LineCounters* own = line_counters(r, channel, thread);
-    own->put = put;
-    own->taken = taken;
-  }
-
-  // The same, of those with the one peer, in the directions that the warp used.
+  // Keeps the counters of the directions that the warp used for the next kernel; `one` is the one
+  // peer.
   __device__ void leave(int one, bool puts, bool takes) const {
-    if (thread != 0) return;
-    LineCounters* own = line_counters(r, channel, one);
-    if (puts) own->put = put;
-    if (takes) own->taken = taken;
+    if (ONE ? thread != 0 : thread >= r.nranks || thread == r.rank) return;
+    int peer = ONE ? one : thread;
+    if (puts) line_counters(r, puts_on, peer)->put = put;
+    if (takes) line_counters(r, channel, peer)->taken = taken;
   }
 
   // A thread's place in the first slot of the channel from a rank to another.
   __device__ char* slots_of(int at, int from) const {
-    return line_slots(r, at, from, channel) + thread * 16;
+    return line_slots(r, at, from, from == int(r.rank) ? puts_on : channel) + thread * 16;
   }
 
   template <typename C>
@@ -457,10 +467,40 @@ struct LineEnds {
   __device__ bool await_room(int peer, int slots) {
     uint64_t target = of(put, peer) + slots - r.line_slots;
     if (reached(of(room, peer), target)) return true;
-    const volatile uint64_t* word = ONE ? credit_here : line_credit(r, r.rank, channel, peer);
+    const volatile uint64_t* word = ONE ? credit_here : line_credit(r, r.rank, puts_on, peer);
     uint64_t seen = wait_room(r, word, peer, target);
     if (ONE || thread == peer) room = seen;
     dead |= !reached(seen, target);
+    return !dead;
+  }
+
+  // The next slot on the edge to, or from, the rank that the thread holds, and its number.
+  struct Next {
+    uint64_t at;
+    uint32_t number;
+
+    // The thread's place in the slot on the edge to or from a rank.
+    __device__ char* place(int peer) const {
+      return reinterpret_cast<char*>(__shfl_sync(~0u, at, peer)) + (threadIdx.x & 31) * 16;
+    }
+    __device__ uint32_t number_of(int peer) const { return __shfl_sync(~0u, number, peer); }
+  };
+
+  __device__ Next next(bool puts) const {
+    static_assert(!ONE, "the thread of a peer has its counters");
+    int peer = thread < r.nranks ? thread : 0;
+    uint32_t number = uint32_t(puts ? put : taken) + 1;
+    char* first =
+        puts ? line_slots(r, peer, r.rank, puts_on) : line_slots(r, r.rank, peer, channel);
+    return {reinterpret_cast<uint64_t>(slot(first, number)), number};
+  }
+
+  // Waits until all ranks of a set have room for a slot; false when one will not have it.
+  __device__ bool await_rooms(uint32_t peers) {
+    uint32_t late = __ballot_sync(~0u, !reached(room, put + 1 - r.line_slots)) & peers;
+#pragma unroll 1
+    for (; late != 0; late &= late - 1)
+      if (!await_room(__ffs(late) - 1, 1)) return false;
     return !dead;
   }
 
@@ -482,6 +522,17 @@ struct LineEnds {
     store_volatile(at + 512, w.second);
   }
 
+  // Stores a slot of a number, whether or not the threads of the warp are together.
+  __device__ void store_numbered(char* at, uint32_t number, const Pair& v, bool all) const {
+    Pair w = numbered(number, v);
+    if (all) {
+      store_volatile(at, w.first);
+      store_volatile(at + 512, w.second);
+    } else {
+      store_apart(at, ends_line, w);
+    }
+  }
+
   // Waits until the peer has room for the slots of a unit, and puts them; false when it will not
   // have it.
   template <int U>
@@ -492,15 +543,7 @@ struct LineEnds {
     bool all = together();
 #pragma unroll
     for (int u = 0; u < U; u++) {
-      if (u >= slots) continue;
-      Pair w = numbered(next + u, v[u]);
-      char* at = slot(to, next + u);
-      if (all) {
-        store_volatile(at, w.first);
-        store_volatile(at + 512, w.second);
-      } else {
-        store_apart(at, ends_line, w);
-      }
+      if (u < slots) store_numbered(slot(to, next + u), next + u, v[u], all);
     }
     if (ONE || thread == peer) put += slots;
     return true;
@@ -559,19 +602,7 @@ struct LineEnds {
     }
   }
 
-  // Returns 0 when all threads have what they have fetched. The compiler does not know that it is
-  // 0, so what needs it waits.
-  template <int U>
-  __device__ int come(int slots, const Pair (&v)[U]) const {
-    uint32_t all = 0;
-#pragma unroll
-    for (int u = 0; u < U; u++)
-      if (u < slots) all |= v[u].first.x | v[u].second.x;
-    return __any_sync(~0u, (all & r.line_slots >> 31) != 0);
-  }
-
-  // Gives slots of a rank back. What was fetched from them was stored before, or `come` says that
-  // it is there: only then may they be written again.
+  // Gives slots of a rank back, whose data were stored before: so they have been fetched.
   __device__ void give_back(int from, int slots) {
     __syncwarp();
     // The slot of a header that goes back may be written again; data told that it was right.
@@ -579,21 +610,32 @@ struct LineEnds {
     if (ONE || thread == from) taken += slots;
     if (holds(from)) *(ONE ? credit_there : line_credit(r, from, channel, r.rank)) = taken;
   }
+
+  // Gives a slot back to each rank of a set, as above.
+  __device__ void give_back_all(uint32_t peers) {
+    static_assert(!ONE, "the thread of a peer has its counters");
+    __syncwarp();
+    if (!(peers >> thread & 1)) return;
+    taken += 1;
+    *line_credit(r, thread, channel, r.rank) = taken;
+  }
 };
 
-// What a thread has folded so far of a slot.
-template <typename E>
+// What a thread has folded so far, in so many rows.
+template <typename E, int ROWS = 2>
 struct Sum {
   using B = typename E::Bits;
   static constexpr int N = 16 / sizeof(B);
-  typename E::Lane lanes[2][N];
+  typename E::Lane lanes[ROWS][N];
 
-  template <int OP>
-  __device__ void combine_slot(bool is_first, const Pair& v) {
-    B b[2][N];
-    memcpy(b, &v, 32);
+  // `V` are the rows: a pair, or 16 bytes.
+  template <int OP, typename V>
+  __device__ void combine_slot(bool is_first, const V& v) {
+    static_assert(sizeof(V) == ROWS * 16, "all rows");
+    B b[ROWS][N];
+    memcpy(b, &v, sizeof(V));
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int h = 0; h < ROWS; h++)
 #pragma unroll
       for (int i = 0; i < N; i++) {
         typename E::Lane lane = E::widen(b[h][i]);
@@ -601,11 +643,12 @@ struct Sum {
       }
   }
 
-  __device__ void round(bool divide, int n, Pair& v) const {
-    B b[2][N];
+  template <typename V>
+  __device__ void round(bool divide, int n, V& v) const {
+    B b[ROWS][N];
     auto lane = [&](int h, int i) { return divide ? E::divide(lanes[h][i], n) : lanes[h][i]; };
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int h = 0; h < ROWS; h++)
 #pragma unroll
       for (int i = 0; i < N; i++) {
         if constexpr (sizeof(B) == 2) {
@@ -616,7 +659,7 @@ struct Sum {
           b[h][i] = E::round(lane(h, i));
         }
       }
-    memcpy(&v, b, 32);
+    memcpy(&v, b, sizeof(V));
   }
 };
 
@@ -646,12 +689,12 @@ __device__ inline void begin_carrying(const Collective& call) {
   carries() = {blockIdx.x == 0, NO_STEP, what, call.descriptor_count, nullptr, 0};
 }
 
-// The blocks of a program that carry something; `run` moves the units of a channel in one of ROLES,
-// which a warp each has, from the first unit on in steps, and the last warp calls `watch` besides.
-// Units go to channels in turn, first to one of each block. Which channels have a unit depends on
-// facts that all ranks share.
-template <int ROLES, typename Run, typename Watch>
-__device__ inline void run_lines(const LineProgram& program, Run run, Watch watch) {
+// The blocks of a program that carry something; `run` moves the units of a channel in one of some
+// roles, which a warp each has, from the first unit on in steps, and the last warp calls `watch`
+// besides. Units go to channels in turn, first to one of each block. Which channels have a unit
+// depends on facts that all ranks share.
+template <typename Run, typename Watch>
+__device__ inline void run_lines(const LineProgram& program, uint32_t roles, Run run, Watch watch) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   uint64_t operation = 0;
@@ -666,11 +709,11 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
     refuse(r, (running | users) != 0);
     watch();
   } else {
-    uint32_t warp = threadIdx.x / 32, channels = (blockDim.x / 32 - 1) / ROLES;
-    uint32_t index = warp / ROLES, channel = blockIdx.x * (LINE_WARPS / ROLES) + index;
+    uint32_t warp = threadIdx.x / 32, channels = (blockDim.x / 32 - 1) / roles;
+    uint32_t index = warp / roles, channel = blockIdx.x * (LINE_WARPS / roles) + index;
     uint64_t first = index * program.blocks + blockIdx.x;
     if (first < program.units)
-      run(warp % ROLES, channel, first, uint64_t(channels) * program.blocks);
+      run(warp % roles, channel, first, uint64_t(channels) * program.blocks);
   }
   __syncthreads();
   // What the warps of this block waited for is compared with the announcements of this collective.

@@ -1,6 +1,6 @@
-// Sends and receives of a group over lines and chunks: a block for each lane of a queue, as in
-// `exchange.cuh`. A line slot before each message, on the first channel, has its descriptor and its
-// size: who waits for the data of another message finds there what has come.
+// Sends and receives of a group over lines and chunks, in lanes of queues as in `exchange.cuh`. A
+// line slot before each message, on the first channel, has its descriptor and its size: who waits
+// for the data of another message finds there what has come.
 #pragma once
 
 #include "flow.cuh"
@@ -68,7 +68,7 @@ struct MessageRun {
 
   template <bool SENDS>
   __device__ bool carry_chunks(const Message& m, const Flow& flow, uint64_t first, uint64_t step) {
-    ChunkEnd<SENDS> end(ends.r, peer, lane * MESSAGE_WARPS + warp);
+    ChunkEnd<SENDS> end(ends.r, peer, lane * MESSAGE_WARPS + warp, warp);
     if constexpr (SENDS) {
       put_chunks(end, m.digest, flow.put, warp, first, step, NoFold());
     } else {
@@ -88,28 +88,26 @@ struct MessageRun {
   }
 };
 
+// Carries a lane of a queue.
 template <typename Messages>
-__device__ inline void run_messages(const Messages& all) {
+__device__ inline void run_lane(const Messages& all, int index, int lane) {
   const Exchange& exchange = all.exchange;
   const Rank& r = exchange.rank;
-  int index = blockIdx.x / exchange.lanes, lane = blockIdx.x % exchange.lanes;
-  int queue = exchange.queues[index], peer = queue / 2;
-  bool sends = queue & 1;
-  LineCounters* first = line_counters(r, lane * MESSAGE_WARPS, peer);
-  uint32_t* busy = sends ? &first->putting : &first->taking;
-  bool tells = sends && r.chunks_at != 0 && lane < CHUNK_BLOCKS;
-  int channel = lane * MESSAGE_WARPS;
+  int peer = exchange.queues[index] / 2, channel = lane * MESSAGE_WARPS;
+  bool sends = exchange.queues[index] & 1;
+  bool tells = sends && r.chunks_at != 0;
   if (threadIdx.x < MESSAGE_WARPS) begin_progress(threadIdx.x, true);
-  uint64_t base = is_watcher() && tells ? puts_so_far(r, peer, channel) : 0;
+  Telling telling = telling_of(tells, peer, channel);
   __syncthreads();
   if (is_watcher()) {
+    LineCounters* first = line_counters(r, channel, peer);
+    uint32_t* busy = sends ? &first->putting : &first->taking;
     uint32_t running = mark(busy), users = mark_among(&common(r)->line_users, 1);
     refuse(r, running != 0 || (users & LINE_COLLECTIVE) != 0);
-    if (tells) tell_arrivals(r, peer, channel, base);
+    if (tells) tell_arrivals(r, telling);
   } else {
     int warp = threadIdx.x / 32;
-    char* staging = warp_staging();
-    LineEnds<true> ends(r, 0, lane * MESSAGE_WARPS + warp, peer, staging);
+    LineEnds<true> ends(r, 0, channel + warp, peer, warp_staging());
     MessageRun run{ends, peer, lane, warp};
     int from = exchange.first[index], to = exchange.first[index + 1];
     if (sends) {
@@ -121,9 +119,21 @@ __device__ inline void run_messages(const Messages& all) {
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    *const_cast<volatile uint32_t*>(busy) = 0;
+    LineCounters* first = line_counters(r, channel, peer);
+    *const_cast<volatile uint32_t*>(sends ? &first->putting : &first->taking) = 0;
     unmark_among(&common(r)->line_users, 1);
   }
+}
+
+// A block carries one lane after the other. Blocks at both ends may be of different numbers: of the
+// lanes that are not carried yet both carry the first.
+template <typename Messages>
+__device__ inline void run_messages(const Messages& all) {
+  const Exchange& exchange = all.exchange;
+  int index = blockIdx.x / exchange.blocks;
+#pragma unroll 1
+  for (int lane = blockIdx.x % exchange.blocks; lane < exchange.lanes; lane += exchange.blocks)
+    run_lane(all, index, lane);
 }
 
 }  // namespace oxccl

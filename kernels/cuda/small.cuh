@@ -81,12 +81,17 @@ struct Piece {
   }
 };
 
-// Puts the next slot, for which the peer has room.
-__device__ inline void put_packets(LineEnds<true>& ends, uint4 v) {
-  uint32_t number = uint32_t(ends.put) + 1, check = number + ends.digest;
-  char* at = ends.slot(ends.outgoing, number);
+// Stores a thread's packets of a slot.
+__device__ inline void store_packets(char* at, uint32_t number, uint32_t digest, uint4 v) {
+  uint32_t check = number + digest;
   store_halves(reinterpret_cast<Packet*>(at), {v.x, number, v.y, check});
   store_halves(reinterpret_cast<Packet*>(at + 512), {v.z, number, v.w, check});
+}
+
+// Puts the next slot, for which the peer has room.
+__device__ inline void put_packets(LineEnds<true>& ends, uint4 v) {
+  uint32_t number = uint32_t(ends.put) + 1;
+  store_packets(ends.slot(ends.outgoing, number), number, ends.digest, v);
   ends.put += 1;
 }
 

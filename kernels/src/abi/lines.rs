@@ -10,7 +10,7 @@ pub const UNIT_DATA_BYTES: usize = 960;
 pub const SLOT_DATA_BYTES: usize = UNIT_BYTES / 2;
 /// In place of the number of slots of a unit: a unit is a slot of packets.
 pub const SLOT_OF_PACKETS: u32 = u32::MAX;
-/// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
+/// Warps of a block that move lines.
 pub const LINE_WARPS: usize = BLOCK_THREADS / 32 - 1;
 /// Channels of lines.
 pub const LINE_CHANNELS: usize = MAX_CHANNELS * LINE_WARPS;
@@ -24,12 +24,22 @@ pub const MESSAGE_WARPS: usize = MESSAGE_THREADS / 32 - 1;
 pub const LINE_LANES: usize = 32;
 /// Bytes of a chunk, which carries data alone.
 pub const CHUNK_BYTES: usize = 4096;
-/// Chunks that a channel has room for.
+/// The most chunks that a channel has room for: those between two ranks.
 pub const CHUNK_SLOTS: usize = 8;
-/// The most thread blocks that carry chunks: more are not faster (docs/performance.md).
+/// The most thread blocks that carry chunks between two ranks: more are not faster
+/// (docs/performance.md).
 pub const CHUNK_BLOCKS: usize = 18;
-/// Channels of chunks on an edge: one for each warp of a block that puts.
-pub const CHUNK_CHANNELS: usize = CHUNK_BLOCKS * (LINE_WARPS / 2);
+/// The same among more than two ranks.
+pub const MORE_CHUNK_BLOCKS: usize = 24;
+/// The number of channels of chunks after which those begin, among more than two ranks, on which
+/// results are passed on: one for each warp of a block that folds.
+pub const SECOND_CHUNKS: usize = MORE_CHUNK_BLOCKS * (LINE_WARPS / 3);
+/// The same of lines.
+pub const SECOND_LINES: usize = MAX_CHANNELS * (LINE_WARPS / 3);
+/// The most channels of chunks on an edge.
+pub const CHUNK_CHANNELS: usize = 2 * SECOND_CHUNKS;
+/// The channels of an edge that have counters and credits: those of lines, then those of chunks.
+pub const EDGE_CHANNELS: usize = LINE_CHANNELS + CHUNK_CHANNELS;
 /// The bit of a collective in the word that counts the users of lines.
 pub const LINE_COLLECTIVE: u32 = 1 << 30;
 /// The offset in place of a slice that is not there.
@@ -107,14 +117,18 @@ pub struct LineProgram {
     pub slots: u32,
     /// Thread blocks that carry units; those behind them copy.
     pub blocks: u32,
-    /// Not 0 if what comes is stored over what is put, between two ranks.
+    /// Not 0 if what comes is stored over what is put before it was read for that.
     pub overlaps: u32,
-    /// Not 0 if there is a middle phase.
-    pub has_middle: u32,
+    /// A bit for each rank to which something of the input is put.
+    pub puts: u32,
+    /// A bit for each rank whose message comes into the middle phase; 0 if there is none.
+    pub middle_from: u32,
     /// A bit for each rank to which the middle phase passes its result on.
     pub middle_to: u32,
-    /// The rank whose message the middle phase passes on, where it does not fold.
-    pub middle_from: u32,
+    /// A bit for each rank from which something is taken.
+    pub takes: u32,
+    /// The number of channels after which those of results begin; 0 if no rank passes one on.
+    pub second: u32,
     /// Not 0 if the fold completes the reduction.
     pub finish: u32,
     /// The upper half of the numbers of the call's lines.

@@ -481,8 +481,12 @@ pub struct Rank {
     pub line_lanes: u32,
     /// Channels of lines that have slots; those of chunks are counted behind them.
     pub line_channels: u32,
+    /// Chunks that a channel has room for, a power of two.
+    pub chunk_slots: u32,
     /// Packets that a channel has room for behind the large stage, per rank and half.
     pub large_packets: u32,
+    /// Padding.
+    pub unused: u32,
     /// The addresses at which the ranks' shared memory is mapped here, by rank.
     pub shared: [u64; MAX_RANKS],
     /// Offset of the packets in the shared memory.
@@ -664,9 +668,8 @@ pub struct Message {
     pub lanes: u32,
 }
 
-/// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a
-/// block, and carries its part of the queue's large messages; the first lane carries all of the
-/// small ones.
+/// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue
+/// carries its part of the queue's large messages; the first lane carries all of the small ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
@@ -674,8 +677,8 @@ pub struct Exchange {
     pub rank: Rank,
     /// Lanes of each queue that this launch uses: one if all messages are small.
     pub lanes: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Blocks of each queue: in lines each takes one lane after the other, else as many as lanes.
+    pub blocks: u32,
     /// The queues: the peer's number in the communicator × 2, + 1 for sending.
     pub queues: [u32; QUEUES],
     /// The messages of `queues[i]` are those from `first[i]` to before `first[i + 1]`.

@@ -166,15 +166,18 @@ impl CostModel {
         Self { read_call_us: 4.0, read_gbps: 7.0, peer_read_gbps: 5.7, ..*self }
     }
 
-    /// Returns the model for lines between the same GPUs: a message is under way at both ends at
-    /// once, so each end has half of its time, and it arrives in pieces. A kernel starts in 2 µs.
-    pub fn lines(&self) -> Self {
+    /// Returns the model for lines between so many of the same GPUs: a message is under way at both
+    /// ends at once, so each end has half of its time, and it arrives in pieces. A kernel starts in
+    /// 2 µs. Among more than two, small messages travel in packets of twice their size, and a warp
+    /// has those of all peers: the bandwidth is that with which two shots are faster from 100 KB of
+    /// an all-reduce or a broadcast on, as on four H200 (docs/performance.md).
+    pub fn lines(&self, nranks: u32) -> Self {
         Self {
             latency_us: 1.5,
             message_us: 0.1,
             cached_gbps: 4000.0,
             memory_gbps: 4000.0,
-            link_gbps: 2.0 * self.link_gbps,
+            link_gbps: self.link_gbps * if nranks > 2 { 0.37 } else { 2.0 },
             read_gbps: f64::INFINITY,
             peer_read_gbps: f64::INFINITY,
             edge_slot_bytes: u64::MAX,

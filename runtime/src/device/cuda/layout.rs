@@ -33,15 +33,18 @@ impl Layout {
         let packet = 2 * abi::PACKET_DATA_BYTES as u64;
         let halves = 2 * abi::MAX_CHANNELS as u64;
         let line_credits_at = abi::WORDS_BYTES as u64;
-        let credits = n * (abi::LINE_CHANNELS * size_of::<u64>()) as u64;
+        let credits = n * (abi::EDGE_CHANNELS * size_of::<u64>()) as u64;
         let lines_at = line_credits_at + credits.next_multiple_of(abi::UNIT_BYTES as u64);
         let (slots, channels) = line_rings(nranks);
         let slots = u64::from(slots * channels) * if lines { n - 1 } else { 0 };
         let chunk_words_at = lines_at + slots * abi::UNIT_BYTES as u64;
-        let channels = if lines && nranks == 2 { abi::CHUNK_CHANNELS as u64 } else { 0 };
-        let words = n * channels * size_of::<abi::ChunkWords>() as u64;
+        let (slots, channels) = if lines { chunk_rings(nranks) } else { (0, 0) };
+        let words = n * u64::from(channels) * size_of::<abi::ChunkWords>() as u64;
         let chunks_at = if channels > 0 { chunk_words_at + words } else { 0 };
-        let chunks = channels * (abi::CHUNK_SLOTS * abi::CHUNK_BYTES) as u64;
+        // The channels of all senders but the last one lie where those of the last begin.
+        let before = n.saturating_sub(2) * abi::CHUNK_CHANNELS as u64;
+        let ring = u64::from(slots) * abi::CHUNK_BYTES as u64;
+        let chunks = if channels > 0 { (before + u64::from(channels)) * ring } else { 0 };
         let lines_end = chunk_words_at + words + chunks;
         let packets_at = lines_at;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
@@ -69,7 +72,18 @@ fn line_rings(nranks: u32) -> (u32, u32) {
     match nranks {
         0..=1 => (0, 0),
         2 => (16, abi::LINE_CHANNELS as u32 / 2),
-        _ => (2, abi::LINE_CHANNELS as u32),
+        _ => (2, 2 * abi::SECOND_LINES as u32),
+    }
+}
+
+/// Returns the slots of a channel of chunks on an edge, and the channels that have slots. With more
+/// peers, a warp takes longer from one chunk for a peer to the next one.
+pub fn chunk_rings(nranks: u32) -> (u32, u32) {
+    match nranks {
+        0..=1 => (0, 0),
+        2 => (abi::CHUNK_SLOTS as u32, (abi::CHUNK_BLOCKS * (abi::LINE_WARPS / 2)) as u32),
+        3..=4 => (4, abi::CHUNK_CHANNELS as u32),
+        _ => (2, abi::CHUNK_CHANNELS as u32),
     }
 }
 
@@ -110,7 +124,7 @@ impl Private {
         let lanes = 2 * n * abi::LANES;
         let lanes_at = (abi::MAX_CHANNELS * size_of::<abi::Counters>()) as u64;
         let line_counters_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;
-        let lines = n * abi::LINE_CHANNELS * size_of::<abi::LineCounters>();
+        let lines = n * abi::EDGE_CHANNELS * size_of::<abi::LineCounters>();
         let common_at = line_counters_at + lines as u64;
         let maps_at = common_at + size_of::<abi::Shared>() as u64;
         let peers_at = maps_at + size_of::<abi::Maps>() as u64;
@@ -129,6 +143,7 @@ pub fn view(
     (private, parts): (u64, &Private),
 ) -> abi::Rank {
     let (line_slots, line_channels) = line_rings(nranks);
+    let (chunk_slots, _) = chunk_rings(nranks);
     abi::Rank {
         rank: place,
         nranks,
@@ -137,7 +152,9 @@ pub fn view(
         line_slots,
         line_lanes: 1,
         line_channels,
+        chunk_slots,
         large_packets: large_packets(nranks),
+        unused: 0,
         shared: [0; abi::MAX_RANKS],
         packets_at: layout.packets_at,
         lanes_at: layout.lanes_at,
@@ -178,12 +195,17 @@ mod tests {
     use crate::device::cuda::sharing::mapper;
 
     #[test]
-    fn four_ranks_take_less_than_four_megabytes_each() {
-        for lines in [false, true] {
+    fn four_ranks_take_less_than_sixteen_megabytes_each() {
+        for (lines, most) in [(false, 4 << 20), (true, 16 << 20)] {
             let bytes = Layout::new(4, lines).bytes + Private::new(4, 0).bytes;
-            assert!(bytes <= 4 << 20, "{bytes}");
-            assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
+            assert!(bytes <= most, "{bytes}");
+            let later = if lines { 0 } else { mapper::LATER_BYTES as u64 };
+            assert!(bytes + later <= 16 << 20, "{bytes}");
         }
+    }
+
+    #[test]
+    fn parts_are_aligned_and_follow_each_other() {
         for nranks in 1..=abi::MAX_RANKS as u32 {
             let layout = Layout::new(nranks, nranks % 2 == 0);
             let Layout { packets_at, lanes_at, stage_at, line_credits_at, lines_at, .. } = layout;
@@ -192,10 +214,10 @@ mod tests {
             let lines = [line_credits_at, lines_at, chunk_words_at, chunks_at, bytes];
             let is_aligned = |places: &[u64]| places.iter().all(|at| at.is_multiple_of(128));
             assert!(packets.is_sorted() && is_aligned(&packets));
-            assert!((nranks != 2) == (chunks_at == 0) && is_aligned(&lines));
+            assert!((nranks % 2 == 0) == (chunks_at != 0) && is_aligned(&lines));
             assert!(chunks_at == 0 || lines.is_sorted());
-            let chunks = if chunks_at == 0 { 0 } else { abi::CHUNK_CHANNELS };
-            assert!(line_rings(nranks).1 as usize + chunks <= abi::LINE_CHANNELS);
+            let channels = line_rings(nranks).1 + chunk_rings(nranks).1;
+            assert!(channels as usize <= abi::EDGE_CHANNELS);
         }
     }
 }

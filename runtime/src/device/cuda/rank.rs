@@ -6,7 +6,7 @@ use crate::config::{self, Config};
 use crate::device::cuda::control::Control;
 use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
-use crate::device::cuda::layout::{Layout, Membership, Private, view};
+use crate::device::cuda::layout::{Layout, Membership, Private, chunk_rings, view};
 use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
@@ -361,10 +361,11 @@ impl CudaRank {
         };
         let (view, at) = (&self.view, self.shared.at());
         let line = abi::LineCounters { put: number, taken: number, ..Default::default() };
-        let channels = abi::LINE_CHANNELS * view.nranks as usize;
+        let channels = abi::EDGE_CHANNELS * view.nranks as usize;
         upload(view.line_counters, &vec![line; channels])?;
         upload(at + view.line_credits_at, &vec![number; channels])?;
-        let chunk_channels = if view.chunks_at == 0 { 0 } else { abi::CHUNK_CHANNELS };
+        let chunk_channels =
+            if view.chunks_at == 0 { 0 } else { chunk_rings(view.nranks).1 as usize };
         let arrived = abi::ChunkWords { arrived: number, ..Default::default() };
         upload(at + view.chunk_words_at, &vec![arrived; chunk_channels * view.nranks as usize])?;
         upload(at, &words)?;

@@ -332,6 +332,39 @@ pub(crate) fn stray(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
+/// Rank 1 sends to a rank that does not receive, but waits for what rank 1 passes on in a
+/// collective; rank 1 does not call that. Between GPUs whose links carry lines it is told.
+pub(crate) fn stray_beside_results(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let has_lines = devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda
+        && std::env::var_os("NCCL_PROTO").is_none();
+    if rank.nranks < 3 || !has_lines {
+        return rank.leave();
+    }
+    let memory = Memory::new(40 << 20)?;
+    let collectives = [(Collective::Reduce, 0), (Collective::Broadcast, 2)];
+    for (collective, receiver) in collectives {
+        // In packets, lines and chunks.
+        for count in [60_000, 300_000, 4_000_000] {
+            let all = rank.split(0)?.ok_or("no communicator")?;
+            let call = Call { collective, ..sum(count) };
+            if all.rank == 1 {
+                ok(all.message(true, memory.at, 400, receiver))?;
+            } else if all.rank == 0 || all.rank == receiver {
+                // The root of a broadcast waits for nobody's data, but for room.
+                let _ = ok(all.call(call, memory.at, memory.part(20 << 20)));
+            }
+            if all.rank == receiver {
+                told(&all, &[collective.name(), "send/recv"])?;
+            }
+            // Nobody is gone before the receiver has heard.
+            total(rank, &memory)?;
+            abort_now(&all)?;
+        }
+    }
+    rank.leave()
+}
+
 /// A sum of all ranks, which has to be right.
 pub(crate) fn total(rank: &Rank, memory: &Memory) -> Outcome {
     const COUNT: usize = 30_000;

@@ -123,6 +123,7 @@ const TESTS: &[Test] = &[
     Test { name: "roots that differ and wait for nobody", layouts: APART, body: failures::crossed },
     Test { name: "who only sends hears of others", layouts: APART, body: failures::sends_only },
     Test { name: "a message that nobody receives", layouts: APART, body: failures::stray },
+    Test { name: "a message beside results", layouts: APART, body: failures::stray_beside_results },
     Test { name: "messages that differ", layouts: APART, body: failures::messages },
     Test { name: "a put outside a window is told", layouts: APART, body: windows::outside },
     Test { name: "a rank that has left is awaited", layouts: APART, body: failures::left_behind },

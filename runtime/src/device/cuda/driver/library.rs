@@ -21,6 +21,21 @@ pub struct Kernel {
     early: bool,
 }
 
+/// Kernels that do the same with different elements.
+pub struct Kernels {
+    /// Those that reduce, by number of the element type.
+    folding: [Kernel; DataType::ALL.len()],
+    /// The one that only moves data.
+    moving: Kernel,
+}
+
+impl Kernels {
+    /// Returns the kernel that folds elements of a type, by its number, or the one that moves data.
+    pub fn of(&self, folds: bool, dtype: usize) -> Kernel {
+        if folds { self.folding[dtype] } else { self.moving }
+    }
+}
+
 /// The kernels on one GPU.
 pub struct Functions {
     /// Packet kernels, by number of the element type.
@@ -29,16 +44,16 @@ pub struct Functions {
     pub programs: [Kernel; DataType::ALL.len()],
     /// Edge kernels, by number of the element type.
     pub edges: [Kernel; DataType::ALL.len()],
-    /// Kernels of lines that fold between two ranks, by number of the element type.
-    pub lines_two: [Kernel; DataType::ALL.len()],
-    /// Kernels of packets in lines that fold between two ranks, by number of the element type.
-    pub packets_two: [Kernel; DataType::ALL.len()],
-    /// Kernels of lines that fold between more ranks, by number of the element type.
-    pub lines_more: [Kernel; DataType::ALL.len()],
-    /// The kernels of lines that do not fold: between two ranks, and between more.
-    pub lines_moving: [Kernel; 2],
-    /// The kernel of packets in lines that does not fold, between two ranks.
-    pub packets_moving: Kernel,
+    /// Kernels of lines and chunks between two ranks.
+    pub lines_two: Kernels,
+    /// Kernels of packets in lines between two ranks.
+    pub packets_two: Kernels,
+    /// Kernels of packets in lines between more ranks.
+    pub more_packets: Kernels,
+    /// Kernels of lines between more ranks.
+    pub more_lines: Kernels,
+    /// Kernels of chunks between more ranks.
+    pub more_chunks: Kernels,
     /// The kernels of sends and receives, for [`oxccl_kernels::abi::FewMessages`] and for
     /// [`oxccl_kernels::abi::ManyMessages`].
     pub messages: [Kernel; 2],
@@ -132,6 +147,9 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         }
         Ok(all)
     };
+    let folding_or_moving = |name: &str| -> Result<Kernels> {
+        Ok(Kernels { folding: each(&format!("{name}_"))?, moving: function(name)? })
+    };
     let few_or_many = |end: &str| -> Result<[Kernel; 2]> {
         Ok([function(&format!("oxccl_few_{end}"))?, function(&format!("oxccl_many_{end}"))?])
     };
@@ -140,11 +158,11 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         packets: each("oxccl_packets_")?,
         programs: each("oxccl_program_")?,
         edges: each("oxccl_edges_")?,
-        lines_two: each("oxccl_lines_two_")?,
-        packets_two: each("oxccl_packets_two_")?,
-        lines_more: each("oxccl_lines_more_")?,
-        lines_moving: [function("oxccl_lines_two")?, function("oxccl_lines_more")?],
-        packets_moving: function("oxccl_packets_two")?,
+        lines_two: folding_or_moving("oxccl_lines_two")?,
+        packets_two: folding_or_moving("oxccl_packets_two")?,
+        more_packets: folding_or_moving("oxccl_more_packets")?,
+        more_lines: folding_or_moving("oxccl_more_lines")?,
+        more_chunks: folding_or_moving("oxccl_more_chunks")?,
         messages,
         line_messages: few_or_many("messages_in_lines")?,
         put: function("oxccl_put")?,

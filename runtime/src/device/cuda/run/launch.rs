@@ -423,7 +423,7 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
     let mut exchange = abi::Exchange {
         rank: cuda_rank.view,
         lanes: 1,
-        unused: 0,
+        blocks: 1,
         queues: [0; abi::QUEUES],
         first: [0; abi::QUEUE_BOUNDS],
         unused_too: 0,
@@ -447,7 +447,13 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
         };
         exchange.lanes = exchange.lanes.max(m.lanes);
     }
-    let shape = (queues.len() as u32 * exchange.lanes, threads as u32);
+    // All blocks of a launch have to run at once.
+    let most = match cuda_rank.has_lines() {
+        true => (2 * cuda_rank.channels / queues.len() as u32).max(1),
+        false => u32::MAX,
+    };
+    exchange.blocks = exchange.lanes.min(most);
+    let shape = (queues.len() as u32 * exchange.blocks, threads as u32);
     if messages.len() <= abi::FEW_MESSAGES {
         let argument = abi::FewMessages { exchange, messages: filled(&messages) };
         // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of

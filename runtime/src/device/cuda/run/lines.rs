@@ -1,6 +1,7 @@
 //! Launching collectives over lines and chunks.
 
-use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::driver::library::{Kernels, launch};
+use crate::device::cuda::layout::chunk_rings;
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::align_elems;
 use crate::device::cuda::stream::Stream;
@@ -8,25 +9,39 @@ use crate::error::{Error, Result};
 use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
 use oxccl_plan::lines::{Middle, Phases};
-use oxccl_plan::{Buffer, Collective, Geometry, Op, Plan, Slice};
+use oxccl_plan::{Algorithm, Buffer, Collective, Geometry, Op, Plan, Slice};
 use std::sync::Arc;
 
-/// The longest slice between two ranks, in bytes, that travels in packets.
-const PACKETS_BYTES: u64 = 32 << 10;
+/// The longest slices between two ranks, in bytes, that travel in packets and in lines; larger ones
+/// travel in chunks (measured on two H100, docs/performance.md).
+const OF_TWO: (u64, u64) = (32 << 10, 8 << 20);
+/// The same among more ranks (measured on four H200, docs/performance.md): of what is only moved,
+const OF_MOVED: (u64, u64) = (64 << 10, 64 << 10);
+/// of what is moved and passed on,
+const OF_PASSED_ON: (u64, u64) = (128 << 10, 512 << 10);
+/// of what is folded,
+const OF_FOLDED: (u64, u64) = (128 << 10, 2 << 20);
+/// and of what is folded and passed on.
+const OF_FOLDED_AND_PASSED_ON: (u64, u64) = (128 << 10, 1 << 20);
 /// The longest message, in bytes, that travels in packets: between two ranks (measured on two
 /// H100), and among more, whose edges have few slots.
 const MESSAGE_PACKETS_BYTES: [u64; 2] = [128 << 10, 16 << 10];
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
 
-/// The longest slice or message between two ranks, in bytes, that travels in lines; larger ones
-/// travel in chunks (measured on two H100, docs/performance.md).
-const LINES_BYTES: u64 = 8 << 20;
+/// The longest message, in bytes, that travels in lines: between two ranks, and among more.
+const MESSAGE_LINES_BYTES: [u64; 2] = [8 << 20, 512 << 10];
 /// The thread blocks that carry slices of more than 4 MiB between two ranks: about as many as fill
 /// the link, since more than that is slower again.
 const FEW_BLOCKS: u64 = 16;
 /// The bytes above which that holds.
 const FEW_BLOCKS_BYTES: u64 = 4 << 20;
+/// The thread blocks that carry what is only moved among more ranks in chunks.
+const MOVING_BLOCKS: u64 = 20;
+/// The thread blocks that carry large slices of all-reduces among more ranks,
+const FEW_RESULTS_BLOCKS: u64 = 15;
+/// and the bytes above which they are so few.
+const FEW_RESULTS_BYTES: u64 = 8 << 20;
 /// Bytes of a slice of a rank's own for each thread block that copies it.
 const COPY_BYTES: u64 = 64 << 10;
 /// The most thread blocks that do nothing but copy.
@@ -45,50 +60,92 @@ pub fn collective(
     let unfit = || Error::Internal { what: format!("lines carry no {}", plan.algorithm.name()) };
     let phases = phases.as_ref().ok_or_else(unfit)?;
     let (two, bytes) = (plan.spec.nranks == 2, longest(plan, of_user));
-    let small = two && bytes <= PACKETS_BYTES;
+    let unit = Unit::of(plan, bytes);
     let functions = cuda_rank.functions;
     let dtype = of_user.dtype as usize;
     let folds = plan.spec.collective.reduces();
-    // The most slots of a unit are those that the kernel has registers for. Between two ranks a
-    // channel has a warp that puts and one that takes.
-    let (function, roles, most) = match (folds, two) {
-        (false, true) if small => (functions.packets_moving, 2, 1),
-        (true, true) if small => (functions.packets_two[dtype], 2, 1),
-        (false, true) => (functions.lines_moving[0], 2, 4),
-        (false, false) => (functions.lines_moving[1], 1, 2),
-        (true, true) => (functions.lines_two[dtype], 2, 4),
-        (true, false) => (functions.lines_more[dtype], 1, 1),
+    let of_kind = |kernels: &Kernels| kernels.of(folds, dtype);
+    // A warp puts, one folds or takes, and one takes what is passed on.
+    let roles_of_more = if passes(plan) { 3 } else { 2 };
+    let (function, roles) = match (unit, two) {
+        (Unit::Packets, true) => (of_kind(&functions.packets_two), 2),
+        (_, true) => (of_kind(&functions.lines_two), 2),
+        (Unit::Packets, false) => (of_kind(&functions.more_packets), roles_of_more),
+        (Unit::Lines, false) => (of_kind(&functions.more_lines), roles_of_more),
+        (Unit::Chunks, false) => (of_kind(&functions.more_chunks), roles_of_more),
     };
     let most_blocks = u64::from(programs.blocks(cuda_rank.channels));
     let channels = abi::LINE_WARPS as u64 / roles;
-    let shape = if two && bytes > LINES_BYTES {
-        Shape::of_chunks(bytes, chunk_blocks(plan.spec.collective).min(most_blocks))
-    } else if small {
-        Shape::of_packets(bytes, (most_blocks, channels))
-    } else {
-        // A unit is put before the one before it is taken: an edge has room for two.
-        let most = u64::from(cuda_rank.view.line_slots / 2).min(most);
-        let blocks = match two {
-            true if bytes > FEW_BLOCKS_BYTES => FEW_BLOCKS,
-            true if !folds => abi::MAX_CHANNELS as u64 - COPY_BLOCKS,
-            _ => abi::MAX_CHANNELS as u64,
-        };
-        Shape::of_lines(bytes, (blocks.min(most_blocks), channels), most)
+    let shape = match unit {
+        Unit::Packets => Shape::of_packets(bytes, (most_blocks, channels)),
+        Unit::Lines => {
+            let blocks = line_blocks(two, folds, bytes).min(most_blocks);
+            let most = if two { abi::MESSAGE_SLOTS as u64 } else { 1 };
+            Shape::of_lines(bytes, (blocks, channels), most)
+        }
+        Unit::Chunks => {
+            let blocks = chunk_blocks(plan, bytes).min(most_blocks);
+            Shape::of_chunks(bytes, (blocks, channels))
+        }
     };
     let argument = argument(call, phases, plan, of_user, &shape);
-    let copied = if two { copied_bytes(&argument) } else { 0 };
-    let copiers = copiers(copied, most_blocks - shape.blocks);
+    let copiers = copiers(copied_bytes(&argument), most_blocks - shape.blocks);
     let blocks = ((shape.blocks + copiers) as u32, (shape.channels * roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
     cuda_rank.launch(stream, || unsafe { launch(function, blocks, &argument, stream.0) })
 }
 
-/// Returns the most thread blocks that carry the chunks of a collective. Where both ranks fold,
-/// each chunk takes longer.
-fn chunk_blocks(collective: Collective) -> u64 {
-    let folds = [Collective::AllReduce, Collective::ReduceScatter].contains(&collective);
-    if folds { abi::CHUNK_BLOCKS as u64 } else { FEW_BLOCKS }
+/// What the slices of a call travel in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Packets,
+    Lines,
+    Chunks,
+}
+
+impl Unit {
+    /// Returns the unit for slices of so many bytes.
+    fn of(plan: &Plan, bytes: u64) -> Self {
+        let folds = plan.spec.collective.reduces();
+        let (packets, lines) = match (plan.spec.nranks > 2, folds, passes(plan)) {
+            (false, ..) => OF_TWO,
+            (true, false, false) => OF_MOVED,
+            (true, false, true) => OF_PASSED_ON,
+            (true, true, false) => OF_FOLDED,
+            (true, true, true) => OF_FOLDED_AND_PASSED_ON,
+        };
+        if bytes <= packets {
+            Unit::Packets
+        } else if bytes <= lines {
+            Unit::Lines
+        } else {
+            Unit::Chunks
+        }
+    }
+}
+
+/// Returns the most thread blocks that carry slices of so many bytes in lines.
+fn line_blocks(two: bool, folds: bool, bytes: u64) -> u64 {
+    match two {
+        true if bytes > FEW_BLOCKS_BYTES => FEW_BLOCKS,
+        true if !folds => abi::MAX_CHANNELS as u64 - COPY_BLOCKS,
+        _ => abi::MAX_CHANNELS as u64,
+    }
+}
+
+/// Returns the most thread blocks that carry slices of so many bytes in chunks. Where ranks fold,
+/// or pass on, each chunk takes longer; more blocks than fill the links are slower again.
+fn chunk_blocks(plan: &Plan, bytes: u64) -> u64 {
+    let collective = plan.spec.collective;
+    let all_fold = [Collective::AllReduce, Collective::ReduceScatter].contains(&collective);
+    match (plan.spec.nranks > 2, all_fold, passes(plan)) {
+        (false, true, _) | (true, true, false) => abi::CHUNK_BLOCKS as u64,
+        (false, false, _) => FEW_BLOCKS,
+        (true, true, true) if bytes > FEW_RESULTS_BYTES => FEW_RESULTS_BLOCKS,
+        (true, false, false) => MOVING_BLOCKS,
+        (true, _, true) => abi::MORE_CHUNK_BLOCKS as u64,
+    }
 }
 
 /// Returns the thread blocks that do nothing but copy so many bytes, of those that are free. None
@@ -98,7 +155,7 @@ fn copiers(bytes: u64, free: u64) -> u64 {
     if free < wanted.min(LEAST_COPY_BLOCKS) { 0 } else { wanted.min(free) }
 }
 
-/// Returns the bytes that a rank of two copies of its own input to its output.
+/// Returns the bytes that a rank copies of its own input to its output.
 fn copied_bytes(program: &abi::LineProgram) -> u64 {
     let (from, to) = (program.call.input.wrapping_add(program.copy_from), program.copy_to);
     let copies = to != abi::NO_SLICE && from != program.call.output.wrapping_add(to);
@@ -130,6 +187,11 @@ struct Shape {
 }
 
 impl Shape {
+    /// Returns the number of channels after which those of results begin.
+    fn second(&self) -> u32 {
+        if self.slots == 0 { abi::SECOND_CHUNKS as u32 } else { abi::SECOND_LINES as u32 }
+    }
+
     /// Spreads a slice of so many bytes over at most so many blocks with at most so many channels
     /// each, in units of at most `most` slots.
     fn of_lines(bytes: u64, limits: (u64, u64), most: u64) -> Self {
@@ -146,11 +208,9 @@ impl Shape {
         Self { blocks, channels, slots: abi::SLOT_OF_PACKETS, units }
     }
 
-    /// Spreads a large slice of so many bytes over so many blocks in chunks.
-    fn of_chunks(bytes: u64, blocks: u64) -> Self {
-        let (channels, units) =
-            (abi::LINE_WARPS as u64 / 2, bytes.div_ceil(abi::CHUNK_BYTES as u64));
-        Self { blocks, channels, slots: 0, units }
+    /// Spreads a large slice of so many bytes in chunks.
+    fn of_chunks(bytes: u64, (blocks, channels): (u64, u64)) -> Self {
+        Self { blocks, channels, slots: 0, units: bytes.div_ceil(abi::CHUNK_BYTES as u64) }
     }
 }
 
@@ -182,10 +242,12 @@ const LANE_WARP_SLOTS: u64 = 2;
 /// Spreads a message of so many bytes over lanes, the same at both of its ends; returns the number
 /// of lanes, and the slots of lines in a unit as in [`abi::Message`].
 pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
-    if view.chunks_at != 0 && bytes > LINES_BYTES {
-        return (view.line_lanes.min(abi::CHUNK_BLOCKS as u32), 0);
+    let more = usize::from(view.nranks > 2);
+    if view.chunks_at != 0 && bytes > MESSAGE_LINES_BYTES[more] {
+        let lanes = chunk_rings(view.nranks).1 / abi::MESSAGE_WARPS as u32;
+        return (view.line_lanes.min(lanes), 0);
     }
-    let packets = bytes <= MESSAGE_PACKETS_BYTES[usize::from(view.nranks > 2)];
+    let packets = bytes <= MESSAGE_PACKETS_BYTES[more];
     let data_bytes = if packets { abi::SLOT_DATA_BYTES } else { abi::UNIT_DATA_BYTES };
     let (slots, warps) = (bytes.div_ceil(data_bytes as u64), abi::MESSAGE_WARPS as u64);
     let lanes = slots.div_ceil(warps * LANE_WARP_SLOTS).clamp(1, u64::from(view.line_lanes));
@@ -278,9 +340,11 @@ fn argument(
         slots: shape.slots,
         blocks: shape.blocks as u32,
         overlaps: 0,
-        has_middle: u32::from(middle.is_some()),
-        middle_to: 0,
+        puts: set_of(phases.puts.iter().map(|(peer, _)| *peer)),
         middle_from: 0,
+        middle_to: 0,
+        takes: set_of(phases.takes.iter().map(|(peer, _)| *peer)),
+        second: if plan.spec.nranks > 2 && passes(plan) { shape.second() } else { 0 },
         finish: 0,
         digest: digest((call.descriptor_what, call.descriptor_count)) & !MESSAGE,
         own_at,
@@ -293,15 +357,41 @@ fn argument(
         peers,
     };
     if let Some(Middle { from, fold, to, .. }) = &phases.middle {
-        argument.middle_to = to.iter().fold(0, |all, peer| all | 1 << peer);
-        argument.middle_from = from.first().map_or(0, |(peer, _)| *peer);
+        argument.middle_from = set_of(from.iter().map(|(peer, _)| *peer));
+        argument.middle_to = set_of(to.iter().copied());
         argument.finish = u32::from(matches!(fold, Some(Op::Fold { finish: true, .. })));
     }
     if plan.spec.nranks == 2 {
         argument.flow = flow(&argument, plan.spec.collective.reduces());
         argument.overlaps = u32::from(overlaps(&argument.flow));
+    } else if !passes(plan) {
+        // What is passed on was read before: the ranks that pass it on have it.
+        argument.overlaps = u32::from(writes_what_it_reads(&argument));
     }
     argument
+}
+
+/// Returns a set of ranks with a bit for each.
+fn set_of(ranks: impl Iterator<Item = u32>) -> u32 {
+    ranks.fold(0, |all, rank| all | 1 << rank)
+}
+
+/// Returns whether ranks pass results on: then those travel on channels of their own.
+fn passes(plan: &Plan) -> bool {
+    plan.algorithm == Algorithm::TwoShotEdges && plan.spec.collective != Collective::ReduceScatter
+}
+
+/// Returns whether a rank of more than two stores something over what it puts.
+fn writes_what_it_reads(program: &abi::LineProgram) -> bool {
+    let abi::Collective { input, output, .. } = program.call;
+    let put = |peer: &abi::LinePeer| (input.wrapping_add(peer.put_at), peer.put_bytes);
+    let taken = |peer: &abi::LinePeer| (output.wrapping_add(peer.take_at), peer.take_bytes);
+    let is_there = |at: u64| at != abi::NO_SLICE;
+    let result = (output.wrapping_add(program.result_at), program.middle_bytes);
+    let puts = || program.peers.iter().filter(|peer| is_there(peer.put_at)).map(put);
+    let takes = program.peers.iter().filter(|peer| is_there(peer.take_at)).map(taken);
+    let mut stored = takes.chain(is_there(program.result_at).then_some(result));
+    stored.any(|to| puts().any(|from| share_bytes(from, to)))
 }
 
 /// Returns what a rank of two exchanges with the other one.
@@ -313,7 +403,7 @@ fn flow(program: &abi::LineProgram, folds: bool) -> abi::LineFlow {
     if put_at != abi::NO_SLICE {
         (flow.put, flow.put_bytes) = (input.wrapping_add(put_at), put_bytes);
     }
-    if folds && program.has_middle != 0 {
+    if folds && program.middle_from != 0 {
         (flow.to, flow.to_bytes) = (output.wrapping_add(program.result_at), program.middle_bytes);
         flow.own = input.wrapping_add(program.own_at);
     } else if !folds && take_at != abi::NO_SLICE {
@@ -324,8 +414,13 @@ fn flow(program: &abi::LineProgram, folds: bool) -> abi::LineFlow {
 
 /// Returns whether what comes is stored over what is put.
 fn overlaps(flow: &abi::LineFlow) -> bool {
-    let end = |at: u64, bytes: u64| at.wrapping_add(bytes);
-    flow.put < end(flow.to, flow.to_bytes) && flow.to < end(flow.put, flow.put_bytes)
+    share_bytes((flow.put, flow.put_bytes), (flow.to, flow.to_bytes))
+}
+
+/// Returns whether two stretches of memory, as (address, bytes), share a byte.
+fn share_bytes(one: (u64, u64), other: (u64, u64)) -> bool {
+    let end = |(at, bytes): (u64, u64)| at.wrapping_add(bytes);
+    one.0 < end(other) && other.0 < end(one)
 }
 
 #[cfg(test)]
@@ -368,8 +463,6 @@ mod tests {
                     assert!(takes.iter().flatten().all(|p| fits(*p, output) && p.1 <= longest));
                     if let Some((from, to)) = copy {
                         assert!(fits(from, input) && fits((to, from.1), output), "{plan:?}");
-                        // Only kernels for more ranks copy more than they exchange.
-                        assert!(from.1 <= longest || nranks > 2, "{plan:?}");
                     }
                     assert!(middle.is_none_or(|(_, bytes)| bytes <= longest), "{plan:?}");
                 }
@@ -378,15 +471,46 @@ mod tests {
     }
 
     #[test]
-    fn chunks_cover_a_slice_and_have_channels_behind_those_of_lines() {
-        for collective in Collective::ALL {
-            let of_chunks = |bytes| Shape::of_chunks(bytes, chunk_blocks(collective));
-            let Shape { blocks, channels, .. } = of_chunks(LINES_BYTES + 1);
-            assert!(blocks * channels <= abi::CHUNK_CHANNELS as u64, "{collective:?}");
-            for bytes in [LINES_BYTES + 1, 100 << 20, (1 << 40) + 13] {
-                let Shape { units, .. } = of_chunks(bytes);
-                let chunk = abi::CHUNK_BYTES as u64;
-                assert!(units * chunk >= bytes && (units - 1) * chunk < bytes);
+    fn chunks_cover_a_slice_and_every_warp_has_a_channel() {
+        for bytes in [OF_TWO.1 + 1, 100 << 20, (1 << 40) + 13] {
+            let Shape { units, .. } = Shape::of_chunks(bytes, (16, 7));
+            let chunk = abi::CHUNK_BYTES as u64;
+            assert!(units * chunk >= bytes && (units - 1) * chunk < bytes);
+        }
+        let specs = (2..=5).flat_map(|n| Collective::ALL.map(|c| Spec::new(c, n, 0)));
+        for plan in specs.flat_map(Plan::candidates).filter(carry_plan) {
+            let roles = if passes(&plan) { 3 } else { 2 };
+            let channels = chunk_blocks(&plan, 0) * (abi::LINE_WARPS as u64 / roles);
+            let sets = roles - 1;
+            assert!(sets * channels <= u64::from(chunk_rings(plan.spec.nranks).1), "{plan:?}");
+            assert!(sets == 1 || channels <= abi::SECOND_CHUNKS as u64, "{plan:?}");
+        }
+    }
+
+    /// What a rank puts, its peer folds, passes on or takes on the same channels, and what it
+    /// passes on its peer takes on those of results.
+    #[test]
+    fn both_ends_of_an_edge_use_the_same_channels() {
+        let specs = (3..=9).flat_map(|n| {
+            (0..n).flat_map(move |root| Collective::ALL.map(|c| Spec::new(c, n, root)))
+        });
+        for plan in specs.flat_map(Plan::candidates).filter(carry_plan) {
+            let of_rank = |rank| Phases::of(&plan.program(rank).ops).expect("phases");
+            let all: Vec<_> = (0..plan.spec.nranks).map(of_rank).collect();
+            let has = |list: &[(u32, Slice)], rank: u32| {
+                list.iter().filter(|(peer, _)| *peer == rank).count()
+            };
+            for (from, sender) in (0..).zip(&all) {
+                for (to, receiver) in (0..).zip(&all) {
+                    let middle = receiver.middle.as_ref().map_or(0, |m| has(&m.from, from));
+                    let result = |m: &Middle| m.to.iter().filter(|peer| **peer == to).count();
+                    let passed = sender.middle.as_ref().map_or(0, result);
+                    let taken = has(&receiver.takes, from);
+                    let expected =
+                        if passes(&plan) { (middle, taken) } else { (middle + taken, 0) };
+                    assert_eq!((has(&sender.puts, to), passed), expected, "{plan:?} {from} {to}");
+                    assert!(expected.0 <= 1 && expected.1 <= 1, "{plan:?} {from} {to}");
+                }
             }
         }
     }
@@ -411,7 +535,7 @@ mod tests {
 
     #[test]
     fn packets_cover_a_small_slice() {
-        for bytes in [0, 1, 8, 511, 512, 513, 5000, PACKETS_BYTES] {
+        for bytes in [0, 1, 8, 511, 512, 513, 5000, OF_TWO.0] {
             let Shape { blocks, channels, slots, units } = Shape::of_packets(bytes, (32, 7));
             let slot = abi::SLOT_DATA_BYTES as u64;
             assert!(slots == abi::SLOT_OF_PACKETS && units * slot >= bytes);

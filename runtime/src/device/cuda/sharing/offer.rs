@@ -125,8 +125,12 @@ pub fn shares(offers: &[Offer]) -> Shares {
     let lanes = fitting.filter(|_| ranks == 1).unwrap_or(1);
     // Two blocks of messages in lines may share a multiprocessor, or each may keep a block of a
     // collective off one.
-    let line_lanes = (2 * channels / queues.max(1)).clamp(1, abi::LINE_LANES as u32);
-    let in_lines = if offers.iter().all(|o| o.lines) { queues * line_lanes } else { 0 };
+    let blocks = if peers > 1 { 2 * channels } else { channels };
+    let line_lanes = blocks.min(abi::LINE_LANES as u32);
+    let in_lines = match offers.iter().all(|o| o.lines) {
+        true => (queues * line_lanes).min((2 * channels).max(queues)),
+        false => 0,
+    };
     let held = channels.max(exchange(lanes)).max(in_lines);
     Shares { ranks, channels, lanes, line_lanes, held }
 }
@@ -201,7 +205,7 @@ mod tests {
     fn a_rank_with_a_full_gpu_has_the_least_and_so_have_its_peers() {
         let full = Offer { free: 0, ..offer(1, 64) };
         let shares = shares(&[offer(0, 64), full, offer(2, 64)]);
-        assert_eq!(shares, Shares { ranks: 1, channels: 1, lanes: 1, line_lanes: 1, held: 2 });
+        assert_eq!(shares, Shares { ranks: 1, channels: 1, lanes: 1, line_lanes: 2, held: 2 });
     }
 
     #[test]
