@@ -22,8 +22,8 @@ static_assert(MESSAGE_WARPS == PUTTERS, "a place for each warp of a block of mes
 struct Progress {
   uint32_t count[LINE_WARPS];  // slots or chunks
   uint32_t over[LINE_WARPS];   // not 0 if the warp puts nothing more
-  // The chunks that were put on the warp's channel before the first that is counted; where it puts
-  // to one peer.
+  // The chunks that were put on the channel of a warp with one peer before the first that is
+  // counted.
   uint64_t before[LINE_WARPS];
 };
 
@@ -77,6 +77,18 @@ __device__ inline ChunkWords* chunk_words(const Rank& r, int at, int channel, in
 
 // The number of a channel of chunks among all channels that have counters and credits.
 __device__ inline int counted(const Rank& r, int channel) { return r.line_channels + channel; }
+
+// The word that opens the chunks from the next one on, after so many, on a channel from a rank to
+// another.
+__device__ inline uint64_t* opening_word(const Rank& r, int at, int from, int channel,
+                                         uint64_t count) {
+  return &chunk_words(r, at, channel, from)->opened[count % CHUNK_SLOTS];
+}
+
+// The value of that word, for a call with this digest.
+__device__ inline uint64_t opening_value(uint32_t digest, uint64_t count) {
+  return uint64_t(digest) << 32 | uint32_t(count + 1);
+}
 
 // The slots of a channel of chunks from a rank to another.
 __device__ inline char* chunk_ring(const Rank& r, int at, int from, int channel) {
@@ -252,9 +264,9 @@ struct ChunkEnd {
   // Opens what this call puts or takes, from the next chunk on; false when the peer never will.
   __device__ bool open(uint32_t digest) {
     if (dead || (PUTS && !await())) return false;
-    ChunkWords* words = chunk_words(r, PUTS ? peer : r.rank, channel, PUTS ? r.rank : peer);
-    uint64_t* opened = &words->opened[count % CHUNK_SLOTS];
-    uint64_t value = uint64_t(digest) << 32 | uint32_t(count + 1);
+    int at = PUTS ? peer : r.rank, from = PUTS ? r.rank : peer;
+    uint64_t* opened = opening_word(r, at, from, channel, count);
+    uint64_t value = opening_value(digest, count);
     if (PUTS) {
       if (thread == 0) *const_cast<volatile uint64_t*>(opened) = value;
     } else {
@@ -290,8 +302,8 @@ struct ChunkEnd {
   }
 };
 
-// What the last warp of a block tells for one of the other warps: thread `w` has it for warp `w` of
-// those that put, in the order of their progress.
+// A warp that puts, for which the last warp of a block tells the peers what has arrived: thread `w`
+// of that one has the warp whose progress is the `w`-th.
 struct Telling {
   uint32_t peers;  // a bit for each rank to which that warp puts
   int channel;     // on which it does

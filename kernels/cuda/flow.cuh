@@ -597,8 +597,8 @@ __device__ __noinline__ void copy_own(const LineProgram& p) {
     Piece(to, at).store(Piece(from, at).load());
 }
 
-// What is told for warps that all put to one peer, on the channels from `first` on; nothing if not
-// `tells`.
+// Returns what is told for warps that all put to one peer, on the channels from `first` on; nothing
+// if not `tells`.
 __device__ inline Telling telling_of(bool tells, int peer, int first) {
   int warp = threadIdx.x & 31;
   return {tells && warp < PUTTERS ? 1u << peer : 0, first + warp};

@@ -215,8 +215,9 @@ __device__ inline char* line_slots(const Rank& r, int at, int from, int channel)
   return reinterpret_cast<char*>(r.shared[at] + r.lines_at) + channels * r.line_slots * UNIT_BYTES;
 }
 
-// The same while something is awaited from a peer elsewhere than on a channel of lines on which its
-// headers lie, if any do.
+// Tells the waits of this warp where the header of a message would lie that nobody receives: in the
+// next slot of a channel of lines from a peer of which something is awaited elsewhere. Does nothing
+// if not `is_there`.
 __device__ inline HeaderInstead header_beside(const Rank& r, int peer, int channel,
                                               bool is_there = true) {
   uint32_t number = uint32_t(line_counters(r, channel, peer)->taken) + 1;

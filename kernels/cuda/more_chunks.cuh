@@ -101,9 +101,9 @@ struct ChunkEnds {
   // Opens what this call puts or takes, from the next chunks on; false when the peers never will.
   __device__ bool open(uint32_t digest) {
     if (dead || (PUTS && !await())) return false;
-    ChunkWords* words = chunk_words(r, PUTS ? peer : r.rank, channel, PUTS ? r.rank : peer);
-    uint64_t* opened = &words->opened[count % CHUNK_SLOTS];
-    uint64_t value = uint64_t(digest) << 32 | uint32_t(count + 1);
+    int at = PUTS ? peer : r.rank, from = PUTS ? r.rank : peer;
+    uint64_t* opened = opening_word(r, at, from, channel, count);
+    uint64_t value = opening_value(digest, count);
     if (PUTS) {
       if (holds()) *const_cast<volatile uint64_t*>(opened) = value;
     } else {
@@ -355,7 +355,7 @@ struct ChunkRun {
   }
 };
 
-// What a warp of a block of chunks tells its peers.
+// Returns what is told for a warp of a block of chunks.
 __device__ inline Telling telling_of(const LineProgram& p, int warp) {
   uint32_t roles = roles_of(p), role = warp % roles, index = warp / roles;
   uint32_t channel = blockIdx.x * (LINE_WARPS / roles) + index;

@@ -96,7 +96,7 @@ pub fn collective(
     cuda_rank.launch(stream, || unsafe { launch(function, blocks, &argument, stream.0) })
 }
 
-/// What the slices of a call travel in.
+/// The kinds of units into which the slices of a call are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Packets,
@@ -344,7 +344,7 @@ fn argument(
         middle_from: 0,
         middle_to: 0,
         takes: set_of(phases.takes.iter().map(|(peer, _)| *peer)),
-        second: if plan.spec.nranks > 2 && passes(plan) { shape.second() } else { 0 },
+        second: if passes(plan) { shape.second() } else { 0 },
         finish: 0,
         digest: digest((call.descriptor_what, call.descriptor_count)) & !MESSAGE,
         own_at,
@@ -487,8 +487,8 @@ mod tests {
         }
     }
 
-    /// What a rank puts, its peer folds, passes on or takes on the same channels, and what it
-    /// passes on its peer takes on those of results.
+    /// A peer folds, passes on or takes on the same channels all that a rank puts, and takes on
+    /// those of results all that the rank passes on.
     #[test]
     fn both_ends_of_an_edge_use_the_same_channels() {
         let specs = (3..=9).flat_map(|n| {
