@@ -277,7 +277,7 @@ enum {
 
 // The most thread blocks that carry chunks between two ranks: more are not faster
 // (docs/performance.md).
-#define CHUNK_BLOCKS 18
+#define CHUNK_BLOCKS 20
 
 // The same among more than two ranks.
 #define MORE_CHUNK_BLOCKS 24

@@ -28,7 +28,7 @@ pub const CHUNK_BYTES: usize = 4096;
 pub const CHUNK_SLOTS: usize = 8;
 /// The most thread blocks that carry chunks between two ranks: more are not faster
 /// (docs/performance.md).
-pub const CHUNK_BLOCKS: usize = 18;
+pub const CHUNK_BLOCKS: usize = 20;
 /// The same among more than two ranks.
 pub const MORE_CHUNK_BLOCKS: usize = 24;
 /// The number of channels of chunks after which those begin, among more than two ranks, on which

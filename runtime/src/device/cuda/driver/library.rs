@@ -19,7 +19,21 @@ pub struct Kernel {
     /// True if its blocks may be there before the kernel before it in its stream has ended: they
     /// wait for that themselves. What was compiled for GPUs that cannot do so does not.
     early: bool,
+    /// True if its blocks stand on multiprocessors in clusters.
+    clustered: bool,
 }
+
+impl Kernel {
+    /// Returns the kernel with its blocks in clusters of [`CLUSTER_BLOCKS`]. The multiprocessors of
+    /// a cluster are neighbours, and clusters are spread evenly over the GPU. Single blocks are
+    /// not: the first eight share a way to the links, which carry less then (docs/performance.md).
+    pub fn clustered(self) -> Self {
+        Self { clustered: true, ..self }
+    }
+}
+
+/// The thread blocks of a cluster: with four, the links carry most.
+pub const CLUSTER_BLOCKS: u32 = 4;
 
 /// Kernels that do the same with different elements.
 pub struct Kernels {
@@ -67,6 +81,9 @@ pub struct Functions {
     pub expect: Kernel,
     /// Blocks of a kernel of sends and receives that a multiprocessor runs at a time.
     pub exchange_blocks: u32,
+    /// The most blocks of a kernel of lines that the GPU runs at a time if they are in clusters; 0
+    /// if it has none.
+    pub clustered_blocks: u32,
 }
 
 // SAFETY: functions may be launched from any thread.
@@ -138,10 +155,12 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         let (mut made_for, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION);
         // SAFETY: a place for the number, and a loaded function.
         unsafe { cu!(cuFuncGetAttribute(&mut made_for, attribute, function)) }?;
-        Ok(Kernel { function, early: gpu.launches_early && made_for >= EARLY_PTX })
+        let early = gpu.launches_early && made_for >= EARLY_PTX;
+        Ok(Kernel { function, early, clustered: false })
     };
     let each = |prefix: &str| -> Result<[Kernel; DataType::ALL.len()]> {
-        let mut all = [Kernel { function: null_mut(), early: false }; DataType::ALL.len()];
+        let none = Kernel { function: null_mut(), early: false, clustered: false };
+        let mut all = [none; DataType::ALL.len()];
         for dtype in DataType::ALL {
             all[dtype as usize] = function(&format!("{prefix}{}", dtype as u8))?;
         }
@@ -154,6 +173,7 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         Ok([function(&format!("oxccl_few_{end}"))?, function(&format!("oxccl_many_{end}"))?])
     };
     let messages @ [few, many] = few_or_many("messages")?;
+    let more_chunks = folding_or_moving("oxccl_more_chunks")?;
     let functions = Functions {
         packets: each("oxccl_packets_")?,
         programs: each("oxccl_program_")?,
@@ -162,7 +182,8 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         packets_two: folding_or_moving("oxccl_packets_two")?,
         more_packets: folding_or_moving("oxccl_more_packets")?,
         more_lines: folding_or_moving("oxccl_more_lines")?,
-        more_chunks: folding_or_moving("oxccl_more_chunks")?,
+        clustered_blocks: clustered_blocks(more_chunks.moving)?,
+        more_chunks,
         messages,
         line_messages: few_or_many("messages_in_lines")?,
         put: function("oxccl_put")?,
@@ -186,6 +207,36 @@ fn exchange_blocks(kernel: Kernel) -> Result<u32> {
     Ok(blocks as u32)
 }
 
+/// Returns the most blocks of a kernel of lines that the GPU runs at a time in clusters.
+fn clustered_blocks(kernel: Kernel) -> Result<u32> {
+    // What starts early was compiled for GPUs with clusters.
+    if !kernel.early {
+        return Ok(0);
+    }
+    let (mut clusters, mut attributes) = (0, attributes());
+    let shape = (CLUSTER_BLOCKS, abi::BLOCK_THREADS as u32);
+    let config = config(shape, null_mut(), &mut attributes[1..]);
+    // SAFETY: a place for the number, a loaded function, and attributes that live as long.
+    unsafe { cu!(cuOccupancyMaxActiveClusters(&mut clusters, kernel.function, &config)) }?;
+    Ok(clusters as u32 * CLUSTER_BLOCKS)
+}
+
+/// Returns the attributes of kernels that start early and whose blocks are in clusters.
+fn attributes() -> [CUlaunchAttribute; 2] {
+    let mut clusters = CUlaunchAttributeValue { pad: [0; 64] };
+    clusters.clusterDim.x = CLUSTER_BLOCKS;
+    clusters.clusterDim.y = 1;
+    clusters.clusterDim.z = 1;
+    let attribute = |id, value| CUlaunchAttribute { id, pad: Default::default(), value };
+    [
+        attribute(
+            CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        ),
+        attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, clusters),
+    ]
+}
+
 /// Launches a kernel with one structure as its argument.
 ///
 /// # Safety
@@ -197,12 +248,21 @@ pub unsafe fn launch<T>(
     stream: CUstream,
 ) -> Result<()> {
     let mut arguments = [std::ptr::from_ref(argument).cast_mut().cast()];
-    let mut early = CUlaunchAttribute {
-        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        pad: Default::default(),
-        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-    };
-    let config = CUlaunchConfig {
+    let mut attributes = attributes();
+    let which = usize::from(!kernel.early)..1 + usize::from(kernel.clustered);
+    let config = config((blocks, threads), stream, &mut attributes[which]);
+    let extra = null::<*mut std::ffi::c_void>().cast_mut();
+    // SAFETY: by the contract of this function; the driver copies the argument.
+    unsafe { cu!(cuLaunchKernelEx(&config, kernel.function, arguments.as_mut_ptr(), extra)) }
+}
+
+/// Returns what a launch of so many blocks of so many threads is, with these attributes.
+fn config(
+    (blocks, threads): (u32, u32),
+    stream: CUstream,
+    attributes: &mut [CUlaunchAttribute],
+) -> CUlaunchConfig {
+    CUlaunchConfig {
         gridDimX: blocks,
         gridDimY: 1,
         gridDimZ: 1,
@@ -211,10 +271,7 @@ pub unsafe fn launch<T>(
         blockDimZ: 1,
         sharedMemBytes: 0,
         hStream: stream,
-        attrs: &mut early,
-        numAttrs: u32::from(kernel.early),
-    };
-    let extra = null::<*mut std::ffi::c_void>().cast_mut();
-    // SAFETY: by the contract of this function; the driver copies the argument.
-    unsafe { cu!(cuLaunchKernelEx(&config, kernel.function, arguments.as_mut_ptr(), extra)) }
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
+    }
 }

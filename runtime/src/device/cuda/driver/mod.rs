@@ -86,6 +86,7 @@ const SYMBOLS: &[&str] = &[
     "cuMemcpyHtoD_v2",
     "cuMemsetD8Async",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cuOccupancyMaxActiveClusters",
     "cuPointerGetAttribute",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",

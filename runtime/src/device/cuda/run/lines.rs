@@ -1,6 +1,6 @@
 //! Launching collectives over lines and chunks.
 
-use crate::device::cuda::driver::library::{Kernels, launch};
+use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, Kernels, launch};
 use crate::device::cuda::layout::chunk_rings;
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::align_elems;
@@ -33,15 +33,12 @@ const BLOCK_SLOTS: u64 = 4;
 const MESSAGE_LINES_BYTES: [u64; 2] = [8 << 20, 512 << 10];
 /// The thread blocks that carry slices of more than 4 MiB between two ranks: about as many as fill
 /// the link, since more than that is slower again.
-const FEW_BLOCKS: u64 = 16;
+const FEW_BLOCKS: usize = 16;
 /// The bytes above which that holds.
 const FEW_BLOCKS_BYTES: u64 = 4 << 20;
-/// The thread blocks that carry what is only moved among more ranks in chunks.
-const MOVING_BLOCKS: u64 = 20;
-/// The thread blocks that carry large slices of all-reduces among more ranks,
-const FEW_RESULTS_BLOCKS: u64 = 15;
-/// and the bytes above which they are so few.
-const FEW_RESULTS_BYTES: u64 = 8 << 20;
+/// The least bytes of a slice for which thread blocks are in clusters, if it travels in lines:
+/// below, blocks in clusters begin later than they gain (measured on two and four H100).
+const CLUSTERED_LINES_BYTES: u64 = 1 << 20;
 /// Bytes of a slice of a rank's own for each thread block that copies it.
 const COPY_BYTES: u64 = 64 << 10;
 /// The most thread blocks that do nothing but copy.
@@ -84,16 +81,21 @@ pub fn collective(
             Shape::of_lines(bytes, (blocks, channels), most)
         }
         Unit::Chunks => {
-            let blocks = chunk_blocks(plan, bytes).min(most_blocks);
+            let blocks = chunk_blocks(plan).min(most_blocks);
             Shape::of_chunks(bytes, (blocks, channels))
         }
     };
     let argument = argument(call, phases, plan, of_user, &shape);
-    let copiers = copiers(copied_bytes(&argument), most_blocks - shape.blocks);
-    let blocks = ((shape.blocks + copiers) as u32, (shape.channels * roles + 1) as u32 * 32);
+    let clusters = gains_by_clusters(unit, bytes) && cuda_rank.has_room_for_clusters();
+    let step = if clusters { u64::from(CLUSTER_BLOCKS) } else { 1 };
+    let copiers = copiers(copied_bytes(&argument), most_blocks - shape.blocks, step);
+    let blocks = shape.blocks + copiers;
+    let whole = clusters && blocks.is_multiple_of(step);
+    let function = if whole { function.clustered() } else { function };
+    let shape = (blocks as u32, (shape.channels * roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
-    cuda_rank.launch(stream, || unsafe { launch(function, blocks, &argument, stream.0) })
+    cuda_rank.launch(stream, || unsafe { launch(function, shape, &argument, stream.0) })
 }
 
 /// The kinds of units into which the slices of a call are cut.
@@ -128,30 +130,39 @@ impl Unit {
 /// Returns the most thread blocks that carry slices of so many bytes in lines.
 fn line_blocks(two: bool, folds: bool, bytes: u64) -> u64 {
     match two {
-        true if bytes > FEW_BLOCKS_BYTES => FEW_BLOCKS,
+        true if bytes > FEW_BLOCKS_BYTES => FEW_BLOCKS as u64,
         true if !folds => abi::MAX_CHANNELS as u64 - COPY_BLOCKS,
         _ => abi::MAX_CHANNELS as u64,
     }
 }
 
-/// Returns the most thread blocks that carry slices of so many bytes in chunks. Where ranks fold,
-/// or pass on, each chunk takes longer; more blocks than fill the links are slower again.
-fn chunk_blocks(plan: &Plan, bytes: u64) -> u64 {
-    let collective = plan.spec.collective;
-    let all_fold = [Collective::AllReduce, Collective::ReduceScatter].contains(&collective);
-    match (plan.spec.nranks > 2, all_fold, passes(plan)) {
-        (false, true, _) | (true, true, false) => abi::CHUNK_BLOCKS as u64,
-        (false, false, _) => FEW_BLOCKS,
-        (true, true, true) if bytes > FEW_RESULTS_BYTES => FEW_RESULTS_BLOCKS,
-        (true, false, false) => MOVING_BLOCKS,
-        (true, _, true) => abi::MORE_CHUNK_BLOCKS as u64,
+/// Returns the most thread blocks that carry slices in chunks: as many as fill the links.
+fn chunk_blocks(plan: &Plan) -> u64 {
+    let blocks = match (plan.spec.nranks > 2, plan.spec.collective) {
+        // One rank takes what all others put.
+        (true, Collective::Gather) => abi::MAX_CHANNELS,
+        (true, _) => abi::MORE_CHUNK_BLOCKS,
+        (false, Collective::AllReduce | Collective::ReduceScatter) => abi::CHUNK_BLOCKS,
+        (false, _) => FEW_BLOCKS,
+    };
+    blocks as u64
+}
+
+/// Returns whether slices of so many bytes are carried sooner by thread blocks in clusters.
+fn gains_by_clusters(unit: Unit, bytes: u64) -> bool {
+    match unit {
+        Unit::Packets => false,
+        Unit::Lines => bytes >= CLUSTERED_LINES_BYTES,
+        Unit::Chunks => true,
     }
 }
 
-/// Returns the thread blocks that do nothing but copy so many bytes, of those that are free. None
-/// where they are too few to keep up with the others, which copy after their own part then.
-fn copiers(bytes: u64, free: u64) -> u64 {
-    let wanted = bytes.div_ceil(COPY_BYTES).min(COPY_BLOCKS);
+/// Returns the thread blocks that do nothing but copy so many bytes, a multiple of `step`, of those
+/// that are free. None where they are too few to keep up with the others, which copy after their
+/// own part then.
+fn copiers(bytes: u64, free: u64, step: u64) -> u64 {
+    let wanted = bytes.div_ceil(COPY_BYTES).min(COPY_BLOCKS).next_multiple_of(step);
+    let free = free / step * step;
     if free < wanted.min(LEAST_COPY_BLOCKS) { 0 } else { wanted.min(free) }
 }
 
@@ -480,7 +491,7 @@ mod tests {
         let specs = (2..=5).flat_map(|n| Collective::ALL.map(|c| Spec::new(c, n, 0)));
         for plan in specs.flat_map(Plan::candidates).filter(carry_plan) {
             let roles = if passes(&plan) { 3 } else { 2 };
-            let channels = chunk_blocks(&plan, 0) * (abi::LINE_WARPS as u64 / roles);
+            let channels = chunk_blocks(&plan) * (abi::LINE_WARPS as u64 / roles);
             let sets = roles - 1;
             assert!(sets * channels <= u64::from(chunk_rings(plan.spec.nranks).1), "{plan:?}");
             assert!(sets == 1 || channels <= abi::SECOND_CHUNKS as u64, "{plan:?}");
@@ -517,10 +528,12 @@ mod tests {
 
     #[test]
     fn own_slices_are_copied_by_enough_blocks_or_by_those_that_carry() {
-        assert_eq!(copiers(0, 12), 0);
-        assert_eq!([0, 1, 12].map(|free| copiers(1, free)), [0, 1, 1]);
-        assert_eq!([0, 1, 5, 6, 7, 12].map(|free| copiers(64 << 20, free)), [0, 0, 0, 6, 7, 8]);
-        assert_eq!([1, 2, 3].map(|free| copiers(3 * COPY_BYTES, free)), [0, 0, 3]);
+        assert_eq!(copiers(0, 12, 1), 0);
+        assert_eq!([0, 1, 12].map(|free| copiers(1, free, 1)), [0, 1, 1]);
+        assert_eq!([0, 2, 5, 6, 7, 12].map(|free| copiers(64 << 20, free, 1)), [0, 0, 0, 6, 7, 8]);
+        assert_eq!([1, 2, 3].map(|free| copiers(3 * COPY_BYTES, free, 1)), [0, 0, 3]);
+        assert_eq!([3, 4, 7, 8, 12].map(|free| copiers(64 << 20, free, 4)), [0, 0, 0, 8, 8]);
+        assert_eq!([3, 4, 8].map(|free| copiers(3 * COPY_BYTES, free, 4)), [0, 4, 4]);
     }
 
     #[test]
