@@ -1,5 +1,7 @@
 //! The cost model: latency and bandwidth of the actions of plans, per kind of link.
 
+use crate::spec::{Collective, Spec};
+
 /// Costs of one rank's actions. Times in µs, bandwidths in GB/s (10⁹ bytes per second).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
@@ -166,18 +168,20 @@ impl CostModel {
         Self { read_call_us: 4.0, read_gbps: 7.0, peer_read_gbps: 5.7, ..*self }
     }
 
-    /// Returns the model for lines between so many of the same GPUs: a message is under way at both
-    /// ends at once, so each end has half of its time, and it arrives in pieces. A kernel starts in
-    /// 2 µs. Among more than two, small messages travel in packets of twice their size, and a warp
-    /// has those of all peers: the bandwidth is that with which two shots are faster from 100 KB of
-    /// an all-reduce or a broadcast on, as on four H200 (docs/performance.md).
-    pub fn lines(&self, nranks: u32) -> Self {
+    /// Returns the model for lines between the same GPUs: a message is under way at both ends at
+    /// once, so each end has half of its time, and it arrives in pieces. A kernel starts in 2 µs.
+    /// Among more than two, small messages travel in packets of twice their size, and a warp has
+    /// those of all peers: the bandwidth is that with which two shots are faster from 100 KB of an
+    /// all-reduce or a broadcast on, and from 1 MiB of a reduce on, whose second shot waits for the
+    /// folds of a few warps, as on four H200 and H100 (docs/performance.md).
+    pub fn lines(&self, spec: &Spec) -> Self {
+        let shared = spec.nranks > 2 && spec.collective != Collective::Reduce;
         Self {
             latency_us: 1.5,
             message_us: 0.1,
             cached_gbps: 4000.0,
             memory_gbps: 4000.0,
-            link_gbps: self.link_gbps * if nranks > 2 { 0.37 } else { 2.0 },
+            link_gbps: self.link_gbps * if shared { 0.37 } else { 2.0 },
             read_gbps: f64::INFINITY,
             peer_read_gbps: f64::INFINITY,
             edge_slot_bytes: u64::MAX,

@@ -65,7 +65,7 @@ pub fn reasons(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
     text += &sizes(spec, bytes, topology, policy);
     for Candidate { plan, carrier, cost_us } in &all {
         let model = match carrier {
-            Carrier::Lines => topology.model.lines(spec.nranks),
+            Carrier::Lines => topology.model.lines(&spec),
             _ => topology.model,
         };
         let fixed_us = select::cost_us(plan, 1, topology, Memory::Any).min(*cost_us);

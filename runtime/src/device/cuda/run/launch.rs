@@ -529,8 +529,8 @@ fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxccl_plan::Spec;
     use oxccl_plan::select::{Choice, Policy, choose};
+    use oxccl_plan::{Algorithm, Spec};
 
     /// Returns all choices of plans that a communicator on GPUs may make, whether or not it has
     /// lines.
@@ -556,6 +556,25 @@ mod tests {
             let has_phases =
                 |rank| oxccl_plan::lines::Phases::of(&route.plan.program(rank).ops).is_some();
             assert!(alone || (0..route.plan.spec.nranks).all(has_phases), "{route:?}");
+        }
+    }
+
+    /// As measured on four H100 and H200 (docs/performance.md).
+    #[test]
+    fn two_shots_are_chosen_among_four_from_the_size_on_at_which_they_are_faster() {
+        let topology = topology_of(4, abi::MAX_CHANNELS as u32, (true, true), u64::MAX);
+        let algorithm = |collective, bytes| {
+            let choice = choose(Spec::new(collective, 4, 1), bytes, &topology, Policy::default());
+            choice.expect("a plan").any_memory.plan.algorithm
+        };
+        let limits = [
+            (Collective::AllReduce, 64 << 10, 128 << 10),
+            (Collective::Broadcast, 64 << 10, 192 << 10),
+            (Collective::Reduce, 768 << 10, 1280 << 10),
+        ];
+        for (collective, one_shot, two_shots) in limits {
+            assert_eq!(algorithm(collective, one_shot), Algorithm::OneShotEdges, "{collective:?}");
+            assert_eq!(algorithm(collective, two_shots), Algorithm::TwoShotEdges, "{collective:?}");
         }
     }
 
