@@ -353,14 +353,38 @@ fn timestamp() -> String {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    fn answers() -> (UnixStream, UnixStream) {
+        let (wake, answers) = UnixStream::pair().unwrap();
+        answers.set_nonblocking(true).unwrap();
+        (wake, answers)
+    }
+
+    #[test]
+    fn limits_are_longer_by_the_factor() {
+        let listener: &'static TcpListener =
+            Box::leak(Box::new(TcpListener::bind("127.0.0.1:0").unwrap()));
+        listener.set_nonblocking(true).unwrap();
+        let (_wake, answers) = answers();
+        let mut service = Service::new(vec![listener.as_fd()], answers, 3);
+        let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        far.write_all(b"STATUS\n").unwrap();
+        let now = Instant::now();
+        service.accept(now);
+        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+        poll(&mut [service.clients[0].poll_fd()], Some(&limit)).unwrap();
+        service.clients[0].visit(PollFlags::IN, now);
+        let (wanted, since) = service.clients[0].wanted.as_ref().unwrap();
+        assert_eq!((wanted.limit, *since), (3 * COLLECTION, now));
+    }
 
     #[test]
     fn reports_tell_the_versions_of_cuda_that_were_set_first() {
         set_cuda_versions((13000, 13020));
         set_cuda_versions((1, 2));
-        let ((near, mut far), (_wake, answers)) =
-            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-        answers.set_nonblocking(true).unwrap();
+        let ((near, mut far), (_wake, answers)) = (UnixStream::pair().unwrap(), answers());
         let mut service = Service::new(Vec::new(), answers, 1);
         service.clients.push(Client::new(near.into(), Duration::ZERO, Instant::now()));
         far.write_all(b"STATUS\n").unwrap();
