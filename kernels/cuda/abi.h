@@ -275,8 +275,8 @@ enum {
 // The most chunks that a channel has room for: those between two ranks.
 #define CHUNK_SLOTS 8
 
-// The most thread blocks that carry chunks between two ranks: more are not faster
-// (docs/performance.md).
+// The most thread blocks that carry chunks between two ranks, and the lanes of large messages
+// there: more are not faster (docs/performance.md).
 #define CHUNK_BLOCKS 20
 
 // The same among more than two ranks.

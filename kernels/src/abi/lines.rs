@@ -26,8 +26,8 @@ pub const LINE_LANES: usize = 32;
 pub const CHUNK_BYTES: usize = 4096;
 /// The most chunks that a channel has room for: those between two ranks.
 pub const CHUNK_SLOTS: usize = 8;
-/// The most thread blocks that carry chunks between two ranks: more are not faster
-/// (docs/performance.md).
+/// The most thread blocks that carry chunks between two ranks, and the lanes of large messages
+/// there: more are not faster (docs/performance.md).
 pub const CHUNK_BLOCKS: usize = 20;
 /// The same among more than two ranks.
 pub const MORE_CHUNK_BLOCKS: usize = 24;

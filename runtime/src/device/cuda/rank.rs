@@ -4,7 +4,7 @@
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
 use crate::device::cuda::control::Control;
-use crate::device::cuda::driver::library::{self, CLUSTER_BLOCKS, Functions};
+use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
 use crate::device::cuda::layout::{Layout, Membership, Private, chunk_rings, view};
 use crate::device::cuda::memory::closing;
@@ -568,13 +568,11 @@ impl CudaRank {
         self.graphs.load(Ordering::Acquire) > 0
     }
 
-    /// Returns whether there is room for the blocks of all communicators of this process at a time,
-    /// some of them in clusters. The multiprocessors of a cluster are of one part of the GPU, and
-    /// single blocks may leave up to three of each part that no cluster can use, of 16 or 18 on
-    /// H100 and H200: so there is always room for three quarters of what clusters may take.
+    /// Returns whether a kernel of this communicator has room for its blocks in clusters, whatever
+    /// the other communicators of the process have at work meanwhile.
     pub fn has_room_for_clusters(&self) -> bool {
-        let room = self.functions.clustered_blocks / CLUSTER_BLOCKS * (CLUSTER_BLOCKS - 1);
-        self.gpu.held.load(Ordering::Relaxed) <= room
+        let all = self.held.of_others() + self.channels;
+        all <= held::room_for_clusters(self.gpu.multiprocessors, self.functions.clustered_blocks)
     }
 
     /// Launches an operation after all that the communicator has launched; a graph into which the

@@ -2,6 +2,7 @@
 
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use cudarc::driver::sys::{
     CUfunction, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
     CUlaunchAttributeValue, CUlaunchConfig, CUlibrary, CUstream,
@@ -182,7 +183,7 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         packets_two: folding_or_moving("oxccl_packets_two")?,
         more_packets: folding_or_moving("oxccl_more_packets")?,
         more_lines: folding_or_moving("oxccl_more_lines")?,
-        clustered_blocks: clustered_blocks(more_chunks.moving)?,
+        clustered_blocks: clustered_blocks(more_chunks.moving),
         more_chunks,
         messages,
         line_messages: few_or_many("messages_in_lines")?,
@@ -208,17 +209,25 @@ fn exchange_blocks(kernel: Kernel) -> Result<u32> {
 }
 
 /// Returns the most blocks of a kernel of lines that the GPU runs at a time in clusters.
-fn clustered_blocks(kernel: Kernel) -> Result<u32> {
+fn clustered_blocks(kernel: Kernel) -> u32 {
     // What starts early was compiled for GPUs with clusters.
     if !kernel.early {
-        return Ok(0);
+        return 0;
     }
     let (mut clusters, mut attributes) = (0, attributes());
     let shape = (CLUSTER_BLOCKS, abi::BLOCK_THREADS as u32);
     let config = config(shape, null_mut(), &mut attributes[1..]);
     // SAFETY: a place for the number, a loaded function, and attributes that live as long.
-    unsafe { cu!(cuOccupancyMaxActiveClusters(&mut clusters, kernel.function, &config)) }?;
-    Ok(clusters as u32 * CLUSTER_BLOCKS)
+    let asked =
+        unsafe { cu!(cuOccupancyMaxActiveClusters(&mut clusters, kernel.function, &config)) };
+    match asked {
+        Ok(()) => clusters as u32 * CLUSTER_BLOCKS,
+        Err(error) => {
+            let text = format!("thread blocks are not in clusters, which is slower: {error}");
+            log::line(Level::Info, Subsystem::Init, &text);
+            0
+        }
+    }
 }
 
 /// Returns the attributes of kernels that start early and whose blocks are in clusters.

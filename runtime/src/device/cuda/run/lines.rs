@@ -31,10 +31,10 @@ const BLOCK_SLOTS: u64 = 4;
 
 /// The longest message, in bytes, that travels in lines: between two ranks, and among more.
 const MESSAGE_LINES_BYTES: [u64; 2] = [8 << 20, 512 << 10];
-/// The thread blocks that carry slices of more than 4 MiB between two ranks: about as many as fill
-/// the link, since more than that is slower again.
+/// The thread blocks that carry large slices between two ranks where not both fold: as many as fill
+/// the link.
 const FEW_BLOCKS: usize = 16;
-/// The bytes above which that holds.
+/// The bytes above which so few carry lines, whatever is done with them.
 const FEW_BLOCKS_BYTES: u64 = 4 << 20;
 /// The least bytes of a slice for which thread blocks are in clusters, if it travels in lines:
 /// below, blocks in clusters begin later than they gain (measured on two and four H100).
@@ -71,7 +71,8 @@ pub fn collective(
         (Unit::Lines, false) => (of_kind(&functions.more_lines), roles_of_more),
         (Unit::Chunks, false) => (of_kind(&functions.more_chunks), roles_of_more),
     };
-    let most_blocks = u64::from(programs.blocks(cuda_rank.channels));
+    let clusters = gains_by_clusters(unit, bytes);
+    let most_blocks = whole_clusters(u64::from(programs.blocks(cuda_rank.channels)), clusters);
     let channels = abi::LINE_WARPS as u64 / roles;
     let shape = match unit {
         Unit::Packets => Shape::of_packets(bytes, (most_blocks, channels)),
@@ -86,12 +87,11 @@ pub fn collective(
         }
     };
     let argument = argument(call, phases, plan, of_user, &shape);
-    let clusters = gains_by_clusters(unit, bytes) && cuda_rank.has_room_for_clusters();
     let step = if clusters { u64::from(CLUSTER_BLOCKS) } else { 1 };
     let copiers = copiers(copied_bytes(&argument), most_blocks - shape.blocks, step);
     let blocks = shape.blocks + copiers;
-    let whole = clusters && blocks.is_multiple_of(step);
-    let function = if whole { function.clustered() } else { function };
+    let clusters = clusters && blocks.is_multiple_of(step) && cuda_rank.has_room_for_clusters();
+    let function = if clusters { function.clustered() } else { function };
     let shape = (blocks as u32, (shape.channels * roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
@@ -155,6 +155,14 @@ fn gains_by_clusters(unit: Unit, bytes: u64) -> bool {
         Unit::Lines => bytes >= CLUSTERED_LINES_BYTES,
         Unit::Chunks => true,
     }
+}
+
+/// Returns the most thread blocks of a launch, of so many that there may be: where they are in
+/// clusters, as many as make up whole ones. All ranks find the same number, also those of them that
+/// have no room for clusters.
+fn whole_clusters(most: u64, clusters: bool) -> u64 {
+    let step = u64::from(CLUSTER_BLOCKS);
+    if clusters && most >= step { most / step * step } else { most }
 }
 
 /// Returns the thread blocks that do nothing but copy so many bytes, a multiple of `step`, of those
@@ -524,6 +532,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn blocks_in_clusters_make_up_whole_ones() {
+        let most = [1, 3, 4, 17, 22, 32];
+        assert_eq!(most.map(|most| whole_clusters(most, true)), [1, 3, 4, 16, 20, 32]);
+        assert_eq!(most.map(|most| whole_clusters(most, false)), most);
     }
 
     #[test]

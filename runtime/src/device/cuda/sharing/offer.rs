@@ -107,8 +107,8 @@ const LATER: u32 = 3;
 /// those of the other communicators at work. What all of these hold together has to fit the GPU, or
 /// a block may wait for ever for the place of a block that waits for another GPU. So each
 /// communicator takes a part of what is left, and later ones find less: of 132 multiprocessors 32,
-/// 25, 18, 14, 10, 8 and so on. If nothing is left, a communicator takes the least that it works
-/// with.
+/// 25, 18, 14, 10, 8 and so on, and with lines, whose messages hold twice as many, 32, 17, 8 and so
+/// on. If nothing is left, a communicator takes the least that it works with.
 pub fn shares(offers: &[Offer]) -> Shares {
     let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
     let least = |part: &dyn Fn(&Offer) -> u32| offers.iter().map(part).min().unwrap_or(0);
@@ -174,9 +174,9 @@ mod tests {
 
     /// Returns the channels of communicators that are created one after the other and all live, as
     /// long as they fit.
-    fn fitting(ranks_per_gpu: usize, nranks: usize) -> Vec<u32> {
-        let mut offers: Vec<_> =
-            (0..nranks).map(|rank| offer((rank / ranks_per_gpu) as u8, 64)).collect();
+    fn fitting(ranks_per_gpu: usize, nranks: usize, lines: bool) -> Vec<u32> {
+        let of_rank = |rank: usize| Offer { lines, ..offer((rank / ranks_per_gpu) as u8, 64) };
+        let mut offers: Vec<_> = (0..nranks).map(of_rank).collect();
         let mut channels = Vec::new();
         loop {
             let shares = shares(&offers);
@@ -191,11 +191,13 @@ mod tests {
 
     #[test]
     fn what_living_communicators_hold_together_fits_a_gpu() {
-        assert_eq!(fitting(1, 2)[..6], [32, 25, 18, 14, 10, 8]);
-        assert_eq!(fitting(1, 8)[..6], [32, 25, 18, 14, 10, 8]);
-        assert_eq!(fitting(4, 4)[..3], [16, 9, 4]);
+        assert_eq!(fitting(1, 2, false)[..6], [32, 25, 18, 14, 10, 8]);
+        assert_eq!(fitting(1, 8, false)[..6], [32, 25, 18, 14, 10, 8]);
+        assert_eq!(fitting(4, 4, false)[..3], [16, 9, 4]);
+        assert_eq!(fitting(1, 2, true)[..4], [32, 17, 8, 4]);
+        assert_eq!(fitting(1, 4, true)[..4], [32, 17, 8, 4]);
         for (ranks_per_gpu, nranks, least) in [(1, 2, 12), (1, 8, 10), (1, 16, 6), (2, 16, 2)] {
-            let channels = fitting(ranks_per_gpu, nranks);
+            let channels = fitting(ranks_per_gpu, nranks, false);
             assert!(channels.is_sorted_by(|a, b| a >= b), "{channels:?}");
             assert!(channels.len() >= least, "{nranks}, {ranks_per_gpu} a GPU: {channels:?}");
         }
