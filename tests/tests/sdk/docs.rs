@@ -128,14 +128,18 @@ fn all_there(needs: &str) -> bool {
 /// Writes and runs a page's blocks; how many ran.
 fn run_page(page: &str) -> usize {
     let folder = folder(&format!("docs-{}", page.replace('/', "-")));
-    let text = read(&docs().join(page));
+    let text_of_page = read(&docs().join(page));
     let (mut waiting, mut ran) = (None, 0);
-    for (words, contents) in blocks(&text) {
+    for (words, contents) in blocks(&text_of_page) {
         let (language, needs) = words.split_once(' ').unwrap_or((&words, ""));
         let suffix = match language {
             "text" | "yaml" => continue,
             "sh" => {
                 waiting = None;
+                // Here the environment has what a reader has to be told of.
+                let found = ["LD_LIBRARY_PATH=", "building.md#installing", "`LD_LIBRARY_PATH`"];
+                let is_told = found.iter().any(|text| text_of_page.contains(text));
+                assert!(!needs.contains("pkg-config") || is_told, "{page}: how is it found?");
                 if all_there(needs) {
                     shell(&folder, page, &contents);
                     ran += 1;

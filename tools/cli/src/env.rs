@@ -139,6 +139,9 @@ fn listing(config: &Config, options: &Options) -> String {
             text += &format!("{}: {why}\n", line(setting));
         }
     }
+    if text.is_empty() {
+        text += if options.changed { "# no such variable is given a value\n" } else { "# none\n" };
+    }
     text
 }
 
@@ -179,6 +182,10 @@ mod tests {
 
         let changed = Options { changed: true, ..Options::default() };
         let text = listing(&config, &changed);
+        let none = Options { text: vec!["no_such".to_owned()], ..Options::default() };
+        assert_eq!(listing(&config, &none), "# none\n");
+        let unchanged = Options { changed: true, ..none };
+        assert_eq!(listing(&config, &unchanged), "# no such variable is given a value\n");
         let names: Vec<&str> = text.lines().filter_map(|l| Some(l.split_once(" = ")?.0)).collect();
         assert_eq!(names, ["OXCCL_TIMEOUT", "NCCL_IB_HCA"], "{text}");
         let lines = json(&config, &Options { text: vec!["ib_h".to_owned()], ..changed });

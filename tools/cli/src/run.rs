@@ -72,7 +72,7 @@ pub(crate) struct Options {
     pub(crate) tag_output: Tag,
     /// The program and its arguments. Rank 0 has the standard input of this command, if it runs on
     /// this host; that of the others is empty.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    #[arg(trailing_var_arg = true, required = true)]
     pub(crate) program: Vec<OsString>,
 }
 

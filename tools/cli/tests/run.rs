@@ -285,6 +285,18 @@ fn ranks_have_a_terminal_where_the_launcher_has_one() {
 }
 
 #[test]
+fn options_that_are_not_known_are_told_and_those_of_the_program_left_to_it() {
+    for (wrong, told) in [("--rank", "'--ranks'"), ("--ntasks", "--ntasks"), ("-x", "'-x'")] {
+        let (status, _, err) = run("unknown", &[wrong, "4", "true"]);
+        assert!(status == Some(1) && err.contains(told), "{wrong}: {status:?} {err}");
+    }
+    let arguments = ["-n2", "sh", "-c", "echo $0 $@", "--rank", "-n", "--", "-x"];
+    let (status, out, err) = run("own", &arguments);
+    assert_eq!(status, Some(0), "{out}{err}");
+    assert_eq!(out.matches("--rank -n -- -x").count(), 2, "{out}");
+}
+
+#[test]
 fn outputs_go_to_files_and_time_ends_a_job() {
     let folder = std::env::temp_dir().join(format!("oxccl-outputs-{}", std::process::id()));
     let to = folder.join("new").display().to_string();
@@ -352,7 +364,7 @@ fn ranks_of_other_hosts_are_started_and_ended_with_the_others() {
     let (status, _, err) =
         on("time", "far:2", &["--timeout", "500ms", "--grace", "5s"], "sleep 60");
     assert_eq!(status, Some(124), "{err}");
-    let (status, _, err) = on("name", "-oProxyCommand=x", &[], "true");
+    let (status, _, err) = run("name", &["--host=-oProxyCommand=x", "true"]);
     assert!(status == Some(1) && err.contains("a host like node1"), "{err}");
     let (status, _, err) = on("twice", "far,localhost,far:2", &[], "true");
     assert!(status == Some(1) && err.contains("--host: far is there twice"), "{err}");
