@@ -136,7 +136,6 @@ fn run_page(page: &str) -> usize {
             "text" | "yaml" => continue,
             "sh" => {
                 waiting = None;
-                // Here the environment has what a reader has to be told of.
                 let found = ["LD_LIBRARY_PATH=", "building.md#installing", "`LD_LIBRARY_PATH`"];
                 let is_told = found.iter().any(|text| text_of_page.contains(text));
                 assert!(!needs.contains("pkg-config") || is_told, "{page}: how is it found?");
@@ -176,17 +175,14 @@ pub(crate) fn prepare_cargo(folder: &Path) {
     std::fs::copy(lock, folder.join("Cargo.lock")).expect("a copy");
 }
 
+/// Runs a block after the commands that the installation prints.
 fn shell(folder: &Path, page: &str, script: &str) {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let lib = prefix().join("lib");
+    let found = xtask::install::exports(prefix(), xtask::install::LIBDIR);
     let mut command = Command::new("bash");
-    command.args(["-euc", script]).current_dir(folder);
+    command.args(["-euc", &format!("{found}{script}")]).current_dir(folder);
     command
-        .env("PATH", format!("{}:{path}", prefix().join("bin").display()))
         .env("PREFIX", prefix())
         .env("SOURCES", std::fs::canonicalize(ROOT).expect("it is there"))
-        .env("PKG_CONFIG_PATH", lib.join("pkgconfig"))
-        .env("LD_LIBRARY_PATH", lib)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .envs([("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "-mod=mod")])
         .envs([("CARGO_NET_OFFLINE", "true"), ("CARGO_PROFILE_DEV_DEBUG", "0")])

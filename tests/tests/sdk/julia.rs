@@ -58,6 +58,7 @@ fn the_system_finds_the_library_unless_the_environment_names_it() {
     load.args(["-O0", &project, "-e", "using OxCCL"]).env("OXCCL_LIBRARY", "/nonexistent.so");
     let (status, text) = run(prefix(), &mut load);
     assert!(status == Some(1) && text.contains("/nonexistent.so"), "{status:?}: {text}");
+    assert!(text.contains("Set OXCCL_LIBRARY to the path of"), "{text}");
 }
 
 /// Julia on 4 ranks, in an empty project that has the package; a file is to follow.

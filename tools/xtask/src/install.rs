@@ -77,6 +77,20 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     installed.and(cleared)
 }
 
+/// Returns the commands by which a shell, compilers and the programs that they link find what is
+/// installed under a prefix. What the variables had stays behind it.
+pub fn exports(prefix: &Path, libdir: &str) -> String {
+    let (prefix, lib) = (prefix.display(), prefix.join(libdir));
+    let lib = lib.display();
+    let before = |name: &str| format!("${{{name}:+:${name}}}");
+    let (packages, libraries) = (before("PKG_CONFIG_PATH"), before("LD_LIBRARY_PATH"));
+    format!(
+        "export PATH=\"{prefix}/bin:$PATH\"\n\
+         export PKG_CONFIG_PATH=\"{lib}/pkgconfig{packages}\"\n\
+         export LD_LIBRARY_PATH=\"{lib}{libraries}\"\n"
+    )
+}
+
 /// Options of `uninstall`.
 #[derive(Debug, clap::Args)]
 pub struct Installed {

@@ -82,12 +82,8 @@ fn main() -> ExitCode {
 fn install(root: &Path, options: &xtask::install::Options) -> Result<(), String> {
     xtask::install::install(root, options).map_err(|e| e.to_string())?;
     let prefix = std::fs::canonicalize(&options.prefix).unwrap_or_else(|_| options.prefix.clone());
-    let (prefix, lib) = (prefix.display(), prefix.join(&options.libdir));
-    let lib = lib.display();
-    println!("installed under {prefix}; so that compilers, programs and shells find it:");
-    println!(
-        "export PATH={prefix}/bin:$PATH PKG_CONFIG_PATH={lib}/pkgconfig LD_LIBRARY_PATH={lib}"
-    );
+    println!("installed under {}; so that compilers and shells find it:", prefix.display());
+    print!("{}", xtask::install::exports(&prefix, &options.libdir));
     Ok(())
 }
 

@@ -37,10 +37,12 @@ end
 
 function __init__()
     path = library()
-    handle = Libdl.dlopen(path; throw_error = false)
-    handle === nothing && error("the library of OxCCL cannot be loaded: $path is not there, or does not " *
-        "work here. Set OXCCL_LIBRARY to the path of liboxccl.so.2, as `cargo xtask install` puts it into " *
-        "PREFIX/lib, or LD_LIBRARY_PATH to that folder")
+    handle = try
+        Libdl.dlopen(path)
+    catch e
+        error("the library of OxCCL cannot be loaded: $(sprint(showerror, e)). Set OXCCL_LIBRARY to the path of " *
+            "liboxccl.so.2, as `cargo xtask install` puts it into PREFIX/lib, or LD_LIBRARY_PATH to that folder")
+    end
     for (i, name) in enumerate(FUNCTIONS)
         ADDRESSES[i] = Libdl.dlsym(handle, name)
     end

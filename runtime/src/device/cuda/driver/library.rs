@@ -27,7 +27,7 @@ pub struct Kernel {
 impl Kernel {
     /// Returns the kernel with its blocks in clusters of [`CLUSTER_BLOCKS`]. The multiprocessors of
     /// a cluster are neighbours, and clusters are spread evenly over the GPU. Single blocks are
-    /// not: the first eight share a way to the links, which carry less then (docs/performance.md).
+    /// not: the first eight stand side by side, and the links carry less (docs/performance.md).
     pub fn clustered(self) -> Self {
         Self { clustered: true, ..self }
     }
