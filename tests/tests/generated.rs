@@ -1,5 +1,8 @@
 //! Generated files are fresh, and the code base is tidy.
 
+use oxccl_plan::Carrier;
+use oxccl_plan::generate::GENERATORS;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 fn root() -> std::path::PathBuf {
@@ -30,6 +33,25 @@ fn the_picture_of_speed_is_what_codegen_would_draw() {
     let found = std::fs::read_to_string(root().join(xtask::speed::FILE)).expect("a file");
     let stale = "docs/speed.svg is stale: run cargo run -p xtask -- codegen";
     assert!(found == xtask::speed::text(&root()).expect("the tables can be read"), "{stale}");
+}
+
+#[test]
+fn the_page_of_plans_has_every_algorithm_and_every_carrier_and_no_others() {
+    let text = std::fs::read_to_string(root().join("docs/plans.md")).expect("a file");
+    let names: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("| ")?.split(" |").next()?))
+        .flat_map(|cell| cell.split(", "))
+        .map(|name| name.trim_matches('`'))
+        .filter(|name| *name != "name")
+        .collect();
+    let algorithms = GENERATORS.iter().map(|generator| generator.name);
+    let plain = algorithms.map(|name| match name.strip_prefix("rails_") {
+        Some(between) if between != "switch" => "rails_…",
+        _ => name,
+    });
+    let wanted = plain.chain(Carrier::ALL.iter().map(|carrier| carrier.name())).collect();
+    assert_eq!(names, wanted);
 }
 
 #[test]
