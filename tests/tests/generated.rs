@@ -40,7 +40,7 @@ fn the_page_of_plans_has_every_algorithm_and_every_carrier_and_no_others() {
     let text = std::fs::read_to_string(root().join("docs/plans.md")).expect("a file");
     let names: BTreeSet<&str> = text
         .lines()
-        .filter_map(|line| Some(line.strip_prefix("| ")?.split(" |").next()?))
+        .filter_map(|line| line.strip_prefix("| ")?.split(" |").next())
         .flat_map(|cell| cell.split(", "))
         .map(|name| name.trim_matches('`'))
         .filter(|name| *name != "name")

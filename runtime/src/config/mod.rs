@@ -15,7 +15,7 @@ mod verbosity;
 
 pub(crate) use source::foreign_variable;
 pub use table::Config;
-pub use value::{Kind, Value};
+pub use value::{DeviceChoice, Kind, Value};
 pub use verbosity::{Level, Levels, Subsystem, Subsystems};
 
 use crate::error::{Error, Result};

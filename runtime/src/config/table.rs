@@ -1,7 +1,7 @@
 //! The variables that the library reads: a row is a documented field of [`Config`].
 
 use super::accepted::{CTAS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES, STREAMS};
-use super::value::Parse;
+use super::value::{DeviceChoice, Parse};
 use super::verbosity::{Level, Levels, Subsystems};
 use super::{Lookup, Report, Status, Variable, read};
 use std::time::Duration;
@@ -54,7 +54,7 @@ macro_rules! variables {
 variables! {
 "Creation of communicators" {
     /// Device of new communicators: auto, host or cuda.
-    device: String = "OXCCL_DEVICE", "auto";
+    device: DeviceChoice = "OXCCL_DEVICE", "auto";
     /// Address `host:port` of the rendezvous, which then needs no unique id to be passed around.
     comm_id: String = "NCCL_COMM_ID", "";
     /// File (mode 0600) with the job's secret for NCCL_COMM_ID, or with a whole unique id.

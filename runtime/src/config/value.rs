@@ -194,6 +194,30 @@ impl<T: Parse> Parse for Option<T> {
     }
 }
 
+/// The device of new communicators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// GPUs, where there are a driver and a GPU; else host memory.
+    Auto,
+    /// Host memory.
+    Host,
+    /// GPUs.
+    Cuda,
+}
+
+impl Parse for DeviceChoice {
+    const KIND: Kind = Kind::Text;
+    const EXPECTED: &'static str = "auto, host or cuda";
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "auto" => Some(Self::Auto),
+            "host" => Some(Self::Host),
+            "cuda" => Some(Self::Cuda),
+            _ => None,
+        }
+    }
+}
+
 impl Parse for Level {
     const KIND: Kind = Kind::Text;
     const EXPECTED: &'static str = "NONE, VERSION, WARN, INFO, ABORT or TRACE";

@@ -10,7 +10,7 @@ mod memory;
 mod object;
 mod stream;
 
-use crate::config::Config;
+use crate::config::{Config, DeviceChoice};
 use crate::error::Result;
 use crate::link;
 use crate::log;
@@ -158,17 +158,13 @@ pub fn current() -> Result<Device> {
     match CHOSEN.get() {
         Some(Device::Cuda(index)) => Ok(Device::Cuda(gpu(index))),
         Some(host) => Ok(host),
-        None => match Config::get().device.as_str() {
-            "host" => Ok(Device::Host(0)),
-            "cuda" => cuda::driver::count().map(|_| Device::Cuda(gpu(0))),
-            "auto" => match cuda::driver::count() {
+        None => match Config::checked()?.device {
+            DeviceChoice::Host => Ok(Device::Host(0)),
+            DeviceChoice::Cuda => cuda::driver::count().map(|_| Device::Cuda(gpu(0))),
+            DeviceChoice::Auto => match cuda::driver::count() {
                 Ok(_) if cuda::built() => Ok(Device::Cuda(gpu(0))),
                 _ => Ok(Device::Host(0)),
             },
-            _ => {
-                let expected = "auto, host or cuda".to_owned();
-                Err(Config::get().refused("OXCCL_DEVICE", "is no device", expected))
-            }
         },
     }
 }

@@ -13,7 +13,9 @@ Examples:
   oxccl env socket timeout
   oxccl env --json
 
-Files: the one that NCCL_CONF_FILE names, else ~/.nccl.conf; then /etc/nccl.conf.";
+Files: the one that NCCL_CONF_FILE names, else ~/.nccl.conf; then /etc/nccl.conf.
+
+Exit code: 0, or 2 if a variable has a value with which no communicator is made.";
 
 /// Options of `oxccl env`.
 #[derive(Args, Default)]
@@ -140,7 +142,7 @@ fn listing(config: &Config, options: &Options) -> String {
         }
     }
     if text.is_empty() {
-        text += if options.changed { "# no such variable is given a value\n" } else { "# none\n" };
+        text += if options.changed { "# nothing differs from the defaults\n" } else { "# none\n" };
     }
     text
 }
@@ -153,7 +155,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         .map_err(|e| Error::File { path: "standard output".to_owned(), cause: e.to_string() })?;
     config.report.unreadable.iter().for_each(|error| say(&error.to_string()));
     config.report.warnings.iter().for_each(|warning| say(warning));
-    Ok(ExitCode::SUCCESS)
+    // With those values no communicator is made.
+    Ok(ExitCode::from(if config.report.unreadable.is_empty() { 0 } else { 2 }))
 }
 
 #[cfg(test)]
@@ -185,7 +188,7 @@ mod tests {
         let none = Options { text: vec!["no_such".to_owned()], ..Options::default() };
         assert_eq!(listing(&config, &none), "# none\n");
         let unchanged = Options { changed: true, ..none };
-        assert_eq!(listing(&config, &unchanged), "# no such variable is given a value\n");
+        assert_eq!(listing(&config, &unchanged), "# nothing differs from the defaults\n");
         let names: Vec<&str> = text.lines().filter_map(|l| Some(l.split_once(" = ")?.0)).collect();
         assert_eq!(names, ["OXCCL_TIMEOUT", "NCCL_IB_HCA"], "{text}");
         let lines = json(&config, &Options { text: vec!["ib_h".to_owned()], ..changed });

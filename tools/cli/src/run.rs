@@ -235,7 +235,7 @@ fn spawn(
     }
     let mut child = command.spawn().map_err(|e| Error::File {
         path: program[0].to_string_lossy().into_owned(),
-        cause: e.to_string(),
+        cause: format!("cannot be started: {e}{}", advice(&e, Path::new(&program[0]))),
     })?;
     if let Some(mut input) = child.stdin.take() {
         aside(move || {
@@ -244,6 +244,21 @@ fn spawn(
         });
     }
     Ok(child)
+}
+
+/// Returns what to do about a program that could not be started; empty where the error says it.
+fn advice(error: &std::io::Error, program: &Path) -> String {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        // The system looks for names without a slash on the path alone.
+        Some(Errno::NOENT) if program.components().count() == 1 && program.exists() => {
+            format!("; for the one in this folder write ./{}", program.display())
+        }
+        Some(Errno::MFILE) => {
+            "; the launcher needs several for each rank: raise the limit (ulimit -n)".to_owned()
+        }
+        _ => String::new(),
+    }
 }
 
 /// Does some work in a thread. If no thread can be started, the work is left undone and the job

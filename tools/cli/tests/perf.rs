@@ -461,6 +461,11 @@ fn plans_are_explained_and_variables_listed() {
     assert!(out.contains(" For other sizes: "), "{out}");
     let (ok, out, _) = oxccl(&["env"]);
     assert!(ok && out.contains("NCCL_SOCKET_IFNAME"), "{out}");
+    let mut command = timed(OXCCL);
+    command.args(["env", "--changed"]).env("OXCCL_DEVICE", "gpu");
+    let output = output(&mut command).expect("it runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && text.contains("OXCCL_DEVICE=gpu"), "{text}");
 }
 
 #[test]

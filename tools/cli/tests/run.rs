@@ -220,6 +220,28 @@ fn run(name: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
+fn a_program_that_cannot_be_started_is_told_with_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("program");
+    std::fs::write(&program, "#!/bin/sh\n").expect("a program");
+    std::fs::set_permissions(&program, Permissions::from_mode(0o700)).expect("its own");
+    let here = |name: &str, line: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).env("OXCCL", OXCCL).current_dir(folder.path());
+        Launcher::of(name, command.stdin(Stdio::null())).end()
+    };
+    let (status, _, err) = here("here", "exec \"$OXCCL\" run program");
+    let advice = "program: cannot be started: No such file or directory (os error 2); for the one \
+                  in this folder write ./program";
+    assert!(status == Some(1) && err.contains(advice), "{err}");
+    assert_eq!(here("slash", "exec \"$OXCCL\" run ./program").0, Some(0));
+    let (status, _, err) = here("nowhere", "exec \"$OXCCL\" run no-such-program");
+    assert!(status == Some(1) && err.ends_with("directory (os error 2)\n"), "{err}");
+    let (status, _, err) = here("files", "ulimit -n 12; exec \"$OXCCL\" run -n 8 ./program");
+    assert!(status == Some(1) && err.contains("raise the limit (ulimit -n)"), "{err}");
+}
+
+#[test]
 fn lines_have_the_number_of_their_rank_in_front() {
     // The second part comes when both ranks have written the first one.
     let folder = tempfile::tempdir().expect("a folder");

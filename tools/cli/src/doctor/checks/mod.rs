@@ -86,7 +86,10 @@ pub(super) fn environment(config: &Config, device: Result<(), String>) -> Check 
     const NAME: &str = "environment";
     let report = &config.report;
     let mut refused: Vec<String> = report.unreadable.iter().map(ToString::to_string).collect();
-    refused.extend(device.err());
+    if refused.is_empty() {
+        // Else no device is chosen, for the same reason.
+        refused.extend(device.err());
+    }
     let given: Vec<&str> = (report.settings.iter())
         .filter(|setting| setting.origin != Origin::Default)
         .map(|setting| setting.variable.name)
@@ -128,7 +131,7 @@ mod tests {
         let check = of(&[("NCCL_P2P_DISABLE", "perhaps")]);
         assert_eq!(check.verdict, Verdict::Warning);
         assert!(check.found.contains("NCCL_P2P_DISABLE=perhaps"), "{check:?}");
-        let device = Err("OXCCL_DEVICE=disk is no device.".to_owned());
+        let device = Err("There is no GPU.".to_owned());
         let check = environment(&Config::from_lookup(|_| None), device);
         assert_eq!(check.verdict, Verdict::Failure);
     }
