@@ -57,7 +57,14 @@ impl Dead {
             Dead::Alien => format!("{handle:#x}, which is no handle of that kind"),
             Dead::Destroyed => format!("{handle:#x}, which was destroyed"),
         };
-        Error::argument(function, argument, got, "a living handle from this library")
+        let expected = match handle {
+            0 => {
+                "a living handle from this library, which objects of C++ and Julia that were \
+                  closed, aborted or moved from do not have"
+            }
+            _ => "a living handle from this library",
+        };
+        Error::argument(function, argument, got, expected)
     }
 }
 

@@ -249,7 +249,12 @@ pub fn free(ptr: *mut u8) -> Result<()> {
         return Ok(());
     }
     let got = format!("{ptr:?}");
-    Err(Error::argument("oxcclMemFree", "ptr", got, "the start of memory from oxcclMemAlloc"))
+    Err(Error::argument(
+        "oxcclMemFree",
+        "ptr",
+        got,
+        "the start of memory from ncclMemAlloc or oxcclMemAlloc",
+    ))
 }
 
 #[cfg(test)]

@@ -253,7 +253,7 @@ fn wait_for_all() -> Result<()> {
 /// `cudaFree` does.
 pub fn free(ptr: *mut u8) -> Result<()> {
     let unknown = || {
-        let expected = "the start of memory from oxcclMemAlloc";
+        let expected = "the start of memory from ncclMemAlloc or oxcclMemAlloc";
         Error::argument("oxcclMemFree", "ptr", format!("{ptr:?}"), expected)
     };
     let gpu = blocks().get(&(ptr as usize)).map(|block| block.gpu).ok_or_else(unknown)?;
