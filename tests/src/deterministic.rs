@@ -35,6 +35,14 @@ pub struct Found {
     pub differing: u32,
 }
 
+impl Found {
+    /// Takes in whether an output has the expected bits; `None` where this rank has none.
+    fn note(&mut self, equal: Option<bool>) {
+        self.compared += u32::from(equal.is_some());
+        self.differing += u32::from(equal == Some(false));
+    }
+}
+
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} differ", self.differing, self.compared)
@@ -204,6 +212,38 @@ impl Case {
     }
 }
 
+/// Averages the largest numbers of types whose sums soon are out of range: each result is such a
+/// number. Blocks until all ranks have done so.
+pub fn average_largest(player: &Player) -> Result<Found> {
+    let largest: [(DataType, &[u8]); 3] = [
+        (DataType::Float16, &0x7bffu16.to_ne_bytes()),
+        (DataType::Float8e4m3, &[0x7e]),
+        (DataType::Float8e5m2, &[0x7b]),
+    ];
+    let (mut found, nranks) = (Found::default(), player.comm.nranks());
+    for (dtype, element) in largest {
+        for collective in COLLECTIVES {
+            for count in [1, 3000, 400_000] {
+                let spec = Spec::new(collective, nranks, nranks - 1);
+                let of = |blocks: u32| element.repeat(blocks as usize * count);
+                let case = Case {
+                    spec,
+                    dtype,
+                    op: ReduceOp::Avg,
+                    count,
+                    inputs: (0..nranks).map(|rank| of(spec.input_blocks(rank))).collect(),
+                    expected: (0..nranks).map(|rank| of(spec.output_blocks(rank))).collect(),
+                    pieces: std::iter::once(0..count).collect(),
+                    grouped: false,
+                    arena: vec![count == 3000; nranks as usize],
+                };
+                found.note(case.run(player)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// Reduces every type, operation and collective: whole, in pieces and in groups, with memory from
 /// malloc and from the arena. Blocks until all ranks have done so.
 pub fn reduce_all(player: &Player, seed: u64) -> Result<Found> {
@@ -219,9 +259,7 @@ pub fn reduce_all(player: &Player, seed: u64) -> Result<Found> {
                     let root = random.below(u64::from(nranks)) as u32;
                     let spec = Spec::new(collective, nranks, root);
                     let case = Case::draw(&mut random, spec, dtype, op, limit);
-                    let Some(equal) = case.run(player)? else { continue };
-                    found.compared += 1;
-                    found.differing += u32::from(!equal);
+                    found.note(case.run(player)?);
                 }
             }
         }

@@ -14,9 +14,17 @@ const SETTING: &str = "OXCCL_DETERMINISTIC";
 
 /// Runs the reductions: `threads` ranks in each of the processes.
 fn run(processes: u32, threads: u32, dress: impl Fn(u32, &mut Command)) -> Vec<Ended> {
+    run_kind("deterministic", (processes, threads), dress)
+}
+
+fn run_kind(
+    kind: &str,
+    (processes, threads): (u32, u32),
+    dress: impl Fn(u32, &mut Command),
+) -> Vec<Ended> {
     let threads = threads.to_string();
     let job = Job::start(Path::new(RANK), processes, LIMIT, |rank, command| {
-        command.args(["deterministic", "20261121", &threads]).env_remove("OXCCL_ALGORITHM");
+        command.args([kind, "20261121", &threads]).env_remove("OXCCL_ALGORITHM");
         dress(rank, command);
     });
     job.wait()
@@ -106,6 +114,20 @@ fn other_algorithms_give_other_bits() {
         let differ = |line: &str| line.ends_with(" differ") && !line.starts_with("0 of ");
         assert!(ended[0].output.lines().any(differ), "{name}: {ended:?}");
     }
+}
+
+/// Also by algorithms that round before all ranks have contributed, and by those between hosts.
+#[test]
+fn averages_stay_in_range_where_sums_do_not() {
+    for name in reducing(false) {
+        let forced = |_, command: &mut Command| {
+            command.env("OXCCL_ALGORITHM", name);
+        };
+        expect_equal(&format!("{name}, threads"), &run_kind("averages", (1, 5), forced));
+    }
+    expect_equal("three hosts", &run_kind("averages", (3, 1), own_host));
+    let two_each = |rank, command: &mut Command| own_host(rank / 2, command);
+    expect_equal("two hosts of two ranks", &run_kind("averages", (4, 1), two_each));
 }
 
 #[test]

@@ -62,6 +62,12 @@ impl DataType {
         }
     }
 
+    /// Returns whether elements are floats that reach less far than what they are summed in: a sum
+    /// of elements in range may be out of range, though their average is not.
+    pub const fn reaches_less_than_sums(self) -> bool {
+        matches!(self, DataType::Float16 | DataType::Float8e4m3 | DataType::Float8e5m2)
+    }
+
     /// Returns the name that nccl-tests prints.
     pub const fn name(self) -> &'static str {
         match self {

@@ -24,7 +24,7 @@ use oxccl_plan::lines;
 use oxccl_plan::nccl;
 use oxccl_plan::select::{Candidates, Choice, Policy, Topology};
 use oxccl_plan::selection::Selection;
-use oxccl_plan::{Spec, explain};
+use oxccl_plan::{ReduceOp, Spec, explain};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -100,6 +100,9 @@ struct Key {
     bytes: u64,
     /// True if switches reduce the call's type by its operation.
     switch: bool,
+    /// True if a sum that is rounded before all ranks have contributed may be out of range, where
+    /// the result is not: then only algorithms that round once serve.
+    rounds_once: bool,
 }
 
 /// A call and its programs.
@@ -315,7 +318,11 @@ impl Communicator {
     #[inline]
     fn key(&self, call: &Call) -> Key {
         let switch = self.reductions.contain(call.dtype, call.op);
-        Key { spec: call.spec, bytes: call.count * call.dtype.size() as u64, switch }
+        let rounds_once = call.spec.collective.reduces()
+            && call.op == ReduceOp::Avg
+            && call.dtype.reaches_less_than_sums();
+        let bytes = call.count * call.dtype.size() as u64;
+        Key { spec: call.spec, bytes, switch, rounds_once }
     }
 
     /// Returns the programs of a call, which are chosen when it is made for the first time.
@@ -332,11 +339,11 @@ impl Communicator {
     /// [`programs_under`](Self::programs_under) does.
     fn candidates(
         &self,
-        Key { spec, bytes, .. }: Key,
+        Key { spec, bytes, rounds_once, .. }: Key,
         topology: &Topology,
         options: &CallOptions,
     ) -> Result<Candidates> {
-        let deterministic = self.policy.deterministic || options.deterministic;
+        let deterministic = self.policy.deterministic || options.deterministic || rounds_once;
         let policy = Policy { deterministic, ..self.policy };
         let of = |only| Candidates::new(spec, bytes, topology, Policy { only, ..policy });
         if let Some(selected) = options.selection.map(|selection| of(Some(selection))) {
@@ -372,7 +379,7 @@ impl Communicator {
     /// Chooses the plans of a call, by the cost model and the tuner. If the tuner fails, so does
     /// the communicator: the peers wait for this rank's call.
     fn choose(&self, key: Key, options: &CallOptions) -> Result<Choice> {
-        let Key { spec, bytes, switch } = key;
+        let Key { spec, bytes, switch, .. } = key;
         let spares = options.policy.map(|policy| policy == BlockPolicy::Zero);
         let engine_bytes = spares.and_then(|spares| self.executor.engine_bytes(spares));
         let engine_bytes = engine_bytes.unwrap_or(self.topology.engine_bytes);
@@ -581,7 +588,10 @@ mod tests {
                 let plan = Plan::candidates(spec).next().expect("a plan");
                 let any_memory = Route { plan, carrier: Carrier::Local };
                 let choice = Choice { any_memory, mapped: None, engines: false };
-                let key = (Key { spec, bytes: 8, switch: false }, CallOptions::default());
+                let key = (
+                    Key { spec, bytes: 8, switch: false, rounds_once: false },
+                    CallOptions::default(),
+                );
                 let programs = memory.keep(key, choice, 0);
                 assert_eq!(programs.any.plan, plan);
                 assert!(memory.by_call.contains_key(&key));

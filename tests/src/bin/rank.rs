@@ -54,8 +54,9 @@ fn sequence(arguments: &[String]) -> Result<()> {
 /// The ranks of this process, each in a thread of its own: a job of one process has `threads`
 /// ranks, one of several processes one rank in each.
 fn compare_bits(arguments: &[String]) -> Result<()> {
-    let seed = arguments[1].parse().expect("a number");
+    let seed: u64 = arguments[1].parse().expect("a number");
     let threads: u32 = arguments[2].parse().expect("a number");
+    let averages = arguments[0] == "averages";
     let launch = launch::detect()?.expect("started by a test");
     let id = launch::unique_id(&launch, Options::default().init_limit())?;
     let nranks = launch.nranks.max(threads);
@@ -66,7 +67,13 @@ fn compare_bits(arguments: &[String]) -> Result<()> {
             let member = Member { id: id.clone(), rank, nranks, device, options };
             scope.spawn(move || -> Result<()> {
                 let player = Player { comm: Arc::new(create(&member)?), stream: Stream::new() };
-                println!("{}", deterministic::reduce_all(&player, seed)?);
+                println!(
+                    "{}",
+                    match averages {
+                        true => deterministic::average_largest(&player)?,
+                        false => deterministic::reduce_all(&player, seed)?,
+                    }
+                );
                 player.comm.destroy()
             })
         });
@@ -392,7 +399,7 @@ fn main() {
     encryption::set_key(key);
     let outcome = match arguments.first().map(String::as_str) {
         Some("sequence") => sequence(&arguments),
-        Some("deterministic") => compare_bits(&arguments),
+        Some("deterministic" | "averages") => compare_bits(&arguments),
         Some("mismatch") => differ(&arguments),
         Some("windows") => put(&arguments),
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
