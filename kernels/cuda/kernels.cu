@@ -1,5 +1,4 @@
 // All kernels, as one translation unit.
-#include "chain.cuh"
 #include "edges.cuh"
 #include "exchange.cuh"
 #include "expect.cuh"
@@ -7,7 +6,6 @@
 #include "interpret.cuh"
 #include "messages.cuh"
 #include "more_chunks.cuh"
-#include "more_lines.cuh"
-#include "more_packets.cuh"
+#include "more_slots.cuh"
 #include "one_sided.cuh"
 #include "packets.cuh"
