@@ -123,7 +123,10 @@ fn averages_stay_in_range_where_sums_do_not() {
         let forced = |_, command: &mut Command| {
             command.env("OXCCL_ALGORITHM", name);
         };
-        expect_equal(&format!("{name}, threads"), &run_kind("averages", (1, 5), forced));
+        for threads in [2, 5] {
+            let what = format!("{name}, {threads} threads");
+            expect_equal(&what, &run_kind("averages", (1, threads), forced));
+        }
     }
     expect_equal("three hosts", &run_kind("averages", (3, 1), own_host));
     let two_each = |rank, command: &mut Command| own_host(rank / 2, command);

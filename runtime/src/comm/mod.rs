@@ -318,9 +318,9 @@ impl Communicator {
     #[inline]
     fn key(&self, call: &Call) -> Key {
         let switch = self.reductions.contain(call.dtype, call.op);
-        let rounds_once = call.spec.collective.reduces()
-            && call.op == ReduceOp::Avg
-            && call.dtype.reaches_less_than_sums();
+        // Two ranks fold once, whatever the algorithm.
+        let rounds_once =
+            call.spec.nranks > 2 && call.op == ReduceOp::Avg && call.dtype.reaches_less_than_sums();
         let bytes = call.count * call.dtype.size() as u64;
         Key { spec: call.spec, bytes, switch, rounds_once }
     }
