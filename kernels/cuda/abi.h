@@ -260,10 +260,10 @@ enum {
 // The most slots of lines that a unit of a message takes.
 #define MESSAGE_SLOTS 4
 
-// Threads of a block that moves messages in lines; two such blocks run on a multiprocessor.
+// Threads that carry a lane of messages in lines: half of a block.
 #define MESSAGE_THREADS (BLOCK_THREADS / 2)
 
-// Warps of such a block that move lines.
+// Warps of these that move lines.
 #define MESSAGE_WARPS ((MESSAGE_THREADS / 32) - 1)
 
 // The most lanes of a queue of messages in lines.
@@ -548,10 +548,14 @@ typedef struct LineProgram {
   uint32_t takes;
   // The number of channels after which those of results begin; 0 if no rank passes one on.
   uint32_t second;
+  // Warps of a channel.
+  uint32_t roles;
   // Not 0 if the fold completes the reduction.
   uint32_t finish;
   // The upper half of the numbers of the call's lines.
   uint32_t digest;
+  // 2¹⁶ over the number of these warps, rounded up: a division takes kernels long.
+  uint32_t roles_inverse;
   // The offset in the input of the slice that is folded.
   uint64_t own_at;
   // Bytes of the slices of the middle phase.
@@ -564,7 +568,8 @@ typedef struct LineProgram {
   uint64_t copy_to;
   // Bytes that are copied.
   uint64_t copy_bytes;
-  // The slices that are exchanged between two ranks.
+  // The slices that are exchanged between two ranks, or the operand of a rank of a chain and the
+  // place of the result.
   LineFlow flow;
   // The slices that are exchanged, by rank.
   LinePeer peers[MAX_RANKS];
@@ -577,14 +582,15 @@ typedef struct Exchange {
   Rank rank;
   // Lanes of each queue that this launch uses: one if all messages are small.
   uint32_t lanes;
-  // Blocks of each queue: in lines each takes one lane after the other, else as many as lanes.
+  // Blocks of each queue, as many as lanes; in lines halves of blocks, of which each takes one
+  // lane after the other.
   uint32_t blocks;
   // The queues: the peer's number in the communicator × 2, + 1 for sending.
   uint32_t queues[QUEUES];
   // The messages of `queues[i]` are those from `first[i]` to before `first[i + 1]`.
   uint32_t first[QUEUE_BOUNDS];
-  // Padding.
-  uint32_t unused_too;
+  // The number of queues.
+  uint32_t count;
 } Exchange;
 
 // A message that is sent or received.

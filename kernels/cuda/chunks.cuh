@@ -309,11 +309,13 @@ struct Telling {
   int channel;     // on which it does
 };
 
-// Tells the peers what the other warps have put, until they put nothing more. `before` returns the
-// chunks that were put on a warp's channel to a peer before the first that is counted.
+// Tells the peers what the other warps have put, those of the block from `first` on, until they put
+// nothing more. `before` returns the chunks that were put on a warp's channel to a peer before the
+// first that is counted.
 template <typename Before>
-__device__ inline void tell_arrivals(const Rank& r, const Telling& telling, Before before) {
-  int warp = threadIdx.x & 31;
+__device__ inline void tell_arrivals(const Rank& r, const Telling& telling, int first,
+                                     Before before) {
+  int warp = first + (threadIdx.x & 31);
   bool tells = telling.peers != 0;
   uint32_t told = 0;
   for (;;) {
@@ -336,8 +338,8 @@ __device__ inline void tell_arrivals(const Rank& r, const Telling& telling, Befo
 }
 
 // The same for warps that put to one peer each.
-__device__ inline void tell_arrivals(const Rank& r, const Telling& telling) {
-  tell_arrivals(r, telling, [](int warp, int) { return progress().before[warp]; });
+__device__ inline void tell_arrivals(const Rank& r, const Telling& telling, int first) {
+  tell_arrivals(r, telling, first, [](int warp, int) { return progress().before[warp]; });
 }
 
 }  // namespace oxccl

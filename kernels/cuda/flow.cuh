@@ -99,9 +99,9 @@ __device__ inline typename E::Lane halved(typename E::Lane lane) {
   }
 }
 
-// Reductions of this rank's operand and the one that comes. Folds of two operands do not depend on
-// their order.
-template <typename E>
+// Reductions of this rank's operand and the one that comes, of two ranks or in a chain of more.
+// Folds of two operands do not depend on their order.
+template <typename E, bool OF_TWO = true>
 struct FoldTwo {
   static constexpr bool FOLDS = true;
   const LineProgram& p;
@@ -145,17 +145,17 @@ struct FoldTwo {
  private:
   template <int OP, int U>
   __device__ void fold_all(Pair (&come)[U], const Pair (&own)[U]) const {
-    bool halves = OP == SUM && p.call.op == AVG && p.finish;
+    bool divides = OP == SUM && p.call.op == AVG && p.finish;
     constexpr bool PACKED = E::PACKED >> OP & 1;
     // What is seldom called must not be much code.
     constexpr bool IN_LINE = OP == SUM || sizeof(typename E::Bits) > 1;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-      if (PACKED && !halves) {
+      if (PACKED && !divides) {
         fold_words<OP>(come[u].first, own[u].first);
         fold_words<OP>(come[u].second, own[u].second);
       } else if (IN_LINE) {
-        come[u] = fold_pair<OP>(come[u], own[u], halves);
+        come[u] = fold_pair<OP>(come[u], own[u], divides ? p.call.rank.nranks : 1);
       } else {
         come[u] = fold_apart<OP>(come[u], own[u]);
       }
@@ -173,24 +173,25 @@ struct FoldTwo {
   }
 
   template <int OP>
-  __device__ static Pair fold_pair(const Pair& a, const Pair& b, bool halves) {
+  __device__ static Pair fold_pair(const Pair& a, const Pair& b, int divisor) {
     Sum<E> sum;
     sum.template combine_slot<OP>(true, a);
     sum.template combine_slot<OP>(false, b);
-    if (OP == SUM && halves) {
+    bool divides = OP == SUM && divisor != 1;
+    if (OF_TWO && divides) {
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int i = 0; i < Sum<E>::N; i++) sum.lanes[h][i] = halved<E>(sum.lanes[h][i]);
     }
     Pair v;
-    sum.round(false, 2, v);
+    sum.round(!OF_TWO && divides, divisor, v);
     return v;
   }
 
   template <int OP>
   __device__ __noinline__ static Pair fold_apart(Pair a, Pair b) {
-    return fold_pair<OP>(a, b, false);
+    return fold_pair<OP>(a, b, 1);
   }
 };
 
@@ -418,9 +419,10 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
   return {ends.put, ends.taken, ends.dead};
 }
 
-// Carries slots of packets; false when they cannot be carried.
-template <bool PUTS, typename Fold>
-__device__ inline bool carry_packets(LineEnds<true>& ends, int peer, Flow& f, First& loaded,
+// Carries slots of packets; false when they cannot be carried. A slot goes back as soon as it was
+// read, which is when it is known to have come: the end of the kernel waits for that store.
+template <bool PUTS, typename AnyFlow, typename Fold>
+__device__ inline bool carry_packets(LineEnds<true>& ends, int peer, AnyFlow& f, First& loaded,
                                      const Fold& fold) {
   uint32_t count = 0;
   if (ends.dead) return false;
@@ -437,13 +439,13 @@ __device__ inline bool carry_packets(LineEnds<true>& ends, int peer, Flow& f, Fi
       uint4 own;
       if constexpr (Fold::FOLDS) own = Piece(f.own, at).load();
       if (!take_packets(ends, peer, v)) return false;
+      ends.give_back(peer, 1);
       if constexpr (Fold::FOLDS) {
         fold.multiply(own);
         v = fold.fold_sixteen(v, own);
       }
       f.await_read(1, count);
       Piece(f.to, at).store(v);
-      ends.give_back(peer, 1);
     }
   }
   return true;
@@ -626,8 +628,8 @@ __device__ inline void run_two(const LineProgram& p, Fold fold) {
     run_part<SMALL, true>(p, fold, first, step);
     end_progress(threadIdx.x / 64);
   };
-  run_lines(p, 2, carry, [&] {
-    if (chunks) tell_arrivals(r, telling);
+  run_lines(p, carry, [&] {
+    if (chunks) tell_arrivals(r, telling, 0);
   });
   if (gridDim.x == p.blocks) copy_own(p);
 }

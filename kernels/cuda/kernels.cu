@@ -1,4 +1,5 @@
 // All kernels, as one translation unit.
+#include "chain.cuh"
 #include "edges.cuh"
 #include "exchange.cuh"
 #include "expect.cuh"
@@ -6,6 +7,7 @@
 #include "interpret.cuh"
 #include "messages.cuh"
 #include "more_chunks.cuh"
-#include "more_slots.cuh"
+#include "more_lines.cuh"
+#include "more_packets.cuh"
 #include "one_sided.cuh"
 #include "packets.cuh"

@@ -690,12 +690,17 @@ __device__ inline void begin_carrying(const Collective& call) {
   carries() = {blockIdx.x == 0, NO_STEP, what, call.descriptor_count, nullptr, 0};
 }
 
+// Returns a number of warps over that of a channel, rounded down.
+__device__ inline uint32_t by_roles(const LineProgram& p, uint32_t warps) {
+  return warps * p.roles_inverse >> 16;
+}
+
 // The blocks of a program that carry something; `run` moves the units of a channel in one of some
 // roles, which a warp each has, from the first unit on in steps, and the last warp calls `watch`
 // besides. Units go to channels in turn, first to one of each block. Which channels have a unit
 // depends on facts that all ranks share.
 template <typename Run, typename Watch>
-__device__ inline void run_lines(const LineProgram& program, uint32_t roles, Run run, Watch watch) {
+__device__ inline void run_lines(const LineProgram& program, Run run, Watch watch) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   uint64_t operation = 0;
@@ -710,11 +715,12 @@ __device__ inline void run_lines(const LineProgram& program, uint32_t roles, Run
     refuse(r, (running | users) != 0);
     watch();
   } else {
-    uint32_t warp = threadIdx.x / 32, channels = (blockDim.x / 32 - 1) / roles;
-    uint32_t index = warp / roles, channel = blockIdx.x * (LINE_WARPS / roles) + index;
+    uint32_t warp = threadIdx.x / 32, channels = by_roles(program, blockDim.x / 32 - 1);
+    uint32_t index = by_roles(program, warp);
+    uint32_t channel = blockIdx.x * by_roles(program, LINE_WARPS) + index;
     uint64_t first = index * program.blocks + blockIdx.x;
     if (first < program.units)
-      run(warp % roles, channel, first, uint64_t(channels) * program.blocks);
+      run(warp - index * program.roles, channel, first, uint64_t(channels) * program.blocks);
   }
   __syncthreads();
   // What the warps of this block waited for is compared with the announcements of this collective.

@@ -1,6 +1,7 @@
 // Sends and receives of a group over lines and chunks, in lanes of queues as in `exchange.cuh`. A
 // line slot before each message, on the first channel, has its descriptor and its size: who waits
-// for the data of another message finds there what has come.
+// for the data of another message finds there what has come. Each half of a block carries lanes of
+// its own, so that two of them take no more room of the GPU than a block of a collective does.
 #pragma once
 
 #include "flow.cuh"
@@ -8,6 +9,14 @@
 namespace oxccl {
 
 static_assert(LINE_LANES * MESSAGE_WARPS <= LINE_CHANNELS / 2, "a channel for each warp of a queue");
+
+// The half of the block to which the thread belongs.
+__device__ inline int half_of_block() { return threadIdx.x / MESSAGE_THREADS; }
+
+__device__ inline void sync_half() {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + half_of_block()), "n"(MESSAGE_THREADS) : "memory");
+}
 
 struct MessageRun {
   LineEnds<true> ends;
@@ -68,9 +77,10 @@ struct MessageRun {
 
   template <bool SENDS>
   __device__ bool carry_chunks(const Message& m, const Flow& flow, uint64_t first, uint64_t step) {
-    ChunkEnd<SENDS> end(ends.r, peer, lane * MESSAGE_WARPS + warp, warp);
+    int of_block = threadIdx.x / 32;
+    ChunkEnd<SENDS> end(ends.r, peer, lane * MESSAGE_WARPS + warp, of_block);
     if constexpr (SENDS) {
-      put_chunks(end, m.digest, flow.put, warp, first, step, NoFold());
+      put_chunks(end, m.digest, flow.put, of_block, first, step, NoFold());
     } else {
       take_chunks(end, m.digest, flow, first, step, NoFold());
       ends.give_back(peer, 0);
@@ -96,49 +106,52 @@ __device__ inline void run_lane(const Messages& all, int index, int lane) {
   int peer = exchange.queues[index] / 2, channel = lane * MESSAGE_WARPS;
   bool sends = exchange.queues[index] & 1;
   bool tells = sends && r.chunks_at != 0;
-  if (threadIdx.x < MESSAGE_WARPS) begin_progress(threadIdx.x, true);
+  int thread = threadIdx.x % MESSAGE_THREADS, first_warp = threadIdx.x / 32 - thread / 32;
+  if (thread < MESSAGE_WARPS) begin_progress(first_warp + thread, true);
   Telling telling = telling_of(tells, peer, channel);
-  __syncthreads();
-  if (is_watcher()) {
+  sync_half();
+  if (thread / 32 == MESSAGE_WARPS) {
     LineCounters* first = line_counters(r, channel, peer);
     uint32_t* busy = sends ? &first->putting : &first->taking;
     uint32_t running = mark(busy), users = mark_among(&common(r)->line_users, 1);
     refuse(r, running != 0 || (users & LINE_COLLECTIVE) != 0);
-    if (tells) tell_arrivals(r, telling);
+    if (tells) tell_arrivals(r, telling, first_warp);
   } else {
-    int warp = threadIdx.x / 32;
+    int warp = thread / 32;
     LineEnds<true> ends(r, 0, channel + warp, peer, warp_staging());
     MessageRun run{ends, peer, lane, warp};
     int from = exchange.first[index], to = exchange.first[index + 1];
     if (sends) {
       run.run<true>(all.messages, from, to);
-      end_progress(warp);
+      end_progress(threadIdx.x / 32);
     } else {
       run.run<false>(all.messages, from, to);
     }
   }
-  __syncthreads();
-  if (threadIdx.x == 0) {
+  sync_half();
+  if (thread == 0) {
     LineCounters* first = line_counters(r, channel, peer);
     *const_cast<volatile uint32_t*>(sends ? &first->putting : &first->taking) = 0;
     unmark_among(&common(r)->line_users, 1);
   }
 }
 
-// A block carries one lane after the other. Blocks at both ends may be of different numbers: of the
-// lanes that are not carried yet both carry the first.
+// A half of a block carries one lane of its queue after the other. At both ends of a queue there
+// may be different numbers of halves: of the lanes that are not carried yet both carry the first.
 template <typename Messages>
 __device__ inline void run_messages(const Messages& all) {
   const Exchange& exchange = all.exchange;
-  int index = blockIdx.x / exchange.blocks;
+  uint32_t half = blockIdx.x * (blockDim.x / MESSAGE_THREADS) + half_of_block();
+  uint32_t index = half / exchange.blocks;
+  if (index >= exchange.count) return;
 #pragma unroll 1
-  for (int lane = blockIdx.x % exchange.blocks; lane < exchange.lanes; lane += exchange.blocks)
+  for (uint32_t lane = half % exchange.blocks; lane < exchange.lanes; lane += exchange.blocks)
     run_lane(all, index, lane);
 }
 
 }  // namespace oxccl
 
-OXCCL_KERNEL(oxccl_few_messages_in_lines, (MESSAGE_THREADS, 2), oxccl::FewMessages,
+OXCCL_KERNEL(oxccl_few_messages_in_lines, (BLOCK_THREADS, 1), oxccl::FewMessages,
              oxccl::run_messages(argument))
-OXCCL_KERNEL(oxccl_many_messages_in_lines, (MESSAGE_THREADS, 2), oxccl::ManyMessages,
+OXCCL_KERNEL(oxccl_many_messages_in_lines, (BLOCK_THREADS, 1), oxccl::ManyMessages,
              oxccl::run_messages(argument))

@@ -1,18 +1,16 @@
-// Programs of more than two ranks over packets and chunks. Each warp of a channel has one role: it
-// puts what the peers get of the input; it folds what they put, or passes it on; or it takes the
-// results that they pass on. Results have channels of their own, so that no role waits for another
-// one of the same rank. A unit of a channel is one of every peer: where a slice has ended, empty
-// ones follow, so that all of a channel's edges count alike.
+// Programs of more than two ranks. Each warp of a channel has one role: it puts what the peers get
+// of the input; it folds what they put, or passes it on; or it takes the results that they pass on.
+// Results have channels of their own, so that no role waits for another one of the same rank. A
+// unit of a channel is one of every peer: where a slice has ended, empty ones follow, so that all
+// of a channel's edges count alike.
 #pragma once
 
 #include "flow.cuh"
 
 namespace oxccl {
-
-// The roles of the warps of a channel. Where nothing is passed on, one warp folds and takes.
+//  The roles of the warps of a channel, but in packets. Where nothing is passed on, one warp folds
+// and takes.
 constexpr int PUT = 0, MIDDLE = 1, TAKE = 2;
-
-__device__ inline uint32_t roles_of(const LineProgram& p) { return p.second != 0 ? 3 : 2; }
 
 // The ranks of a set, those after this rank first, so that not all begin with the same one.
 struct Peers {
@@ -81,6 +79,11 @@ struct Fold {
         sum.template combine_slot<OP>(begin + i == 0, v[i]);
   }
 };
+
+using EdgeEnds = LineEnds<false>;
+
+// Looks at all peers at once before one after the other is awaited.
+constexpr int FAST_LOOKS = 64;
 
 // Folds what `load` gets of the ranks from one on; false when it says that some never come.
 template <typename E, typename V, typename Load>

@@ -348,7 +348,7 @@ struct ChunkRun {
       if (p.puts != 0) put();
     } else if (role == MIDDLE && p.middle_from != 0) {
       middle(reader);
-    } else if (p.takes != 0 && role + 1 == int(roles_of(p))) {
+    } else if (p.takes != 0 && role + 1 == int(p.roles)) {
       take(reader);
     }
     end_progress(threadIdx.x / 32);
@@ -357,7 +357,7 @@ struct ChunkRun {
 
 // Returns what is told for a warp of a block of chunks.
 __device__ inline Telling telling_of(const LineProgram& p, int warp) {
-  uint32_t roles = roles_of(p), role = warp % roles, index = warp / roles;
+  uint32_t roles = p.roles, role = warp % roles, index = warp / roles;
   uint32_t channel = blockIdx.x * (LINE_WARPS / roles) + index;
   bool works = index < LINE_WARPS / roles && index * p.blocks + blockIdx.x < p.units;
   uint32_t peers = role == PUT ? p.puts : role == MIDDLE ? p.middle_to : 0;
@@ -375,13 +375,12 @@ __device__ inline void run_more_chunks(const LineProgram& p) {
   Telling telling = telling_of(p, thread);
   if (is_watcher() && thread < LINE_WARPS) begin_progress(thread, telling.peers != 0);
   __syncthreads();
-  uint32_t roles = roles_of(p);
   auto carry = [&](int role, int channel, uint64_t first, uint64_t step) {
     uint64_t scale = FOLDS && p.call.scaled ? scale_of(p.call) : 0;
     ChunkRun<E, FOLDS>{p, scale, first, step, channel}.run(role, threadIdx.x / 32 - role);
   };
-  run_lines(p, roles, carry, [&] {
-    tell_arrivals(r, telling, [](int warp, int peer) { return chunks_before()[warp][peer]; });
+  run_lines(p, carry, [&] {
+    tell_arrivals(r, telling, 0, [](int warp, int peer) { return chunks_before()[warp][peer]; });
   });
   if (gridDim.x == p.blocks) copy_own(p);
 }

@@ -16,9 +16,9 @@ pub const LINE_WARPS: usize = BLOCK_THREADS / 32 - 1;
 pub const LINE_CHANNELS: usize = MAX_CHANNELS * LINE_WARPS;
 /// The most slots of lines that a unit of a message takes.
 pub const MESSAGE_SLOTS: usize = 4;
-/// Threads of a block that moves messages in lines; two such blocks run on a multiprocessor.
+/// Threads that carry a lane of messages in lines: half of a block.
 pub const MESSAGE_THREADS: usize = BLOCK_THREADS / 2;
-/// Warps of such a block that move lines.
+/// Warps of these that move lines.
 pub const MESSAGE_WARPS: usize = MESSAGE_THREADS / 32 - 1;
 /// The most lanes of a queue of messages in lines.
 pub const LINE_LANES: usize = 32;
@@ -129,10 +129,14 @@ pub struct LineProgram {
     pub takes: u32,
     /// The number of channels after which those of results begin; 0 if no rank passes one on.
     pub second: u32,
+    /// Warps of a channel.
+    pub roles: u32,
     /// Not 0 if the fold completes the reduction.
     pub finish: u32,
     /// The upper half of the numbers of the call's lines.
     pub digest: u32,
+    /// 2¹⁶ over the number of these warps, rounded up: a division takes kernels long.
+    pub roles_inverse: u32,
     /// The offset in the input of the slice that is folded.
     pub own_at: u64,
     /// Bytes of the slices of the middle phase.
@@ -145,7 +149,8 @@ pub struct LineProgram {
     pub copy_to: u64,
     /// Bytes that are copied.
     pub copy_bytes: u64,
-    /// The slices that are exchanged between two ranks.
+    /// The slices that are exchanged between two ranks, or the operand of a rank of a chain and the
+    /// place of the result.
     pub flow: LineFlow,
     /// The slices that are exchanged, by rank.
     pub peers: [LinePeer; MAX_RANKS],

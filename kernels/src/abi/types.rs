@@ -677,14 +677,15 @@ pub struct Exchange {
     pub rank: Rank,
     /// Lanes of each queue that this launch uses: one if all messages are small.
     pub lanes: u32,
-    /// Blocks of each queue: in lines each takes one lane after the other, else as many as lanes.
+    /// Blocks of each queue, as many as lanes; in lines halves of blocks, of which each takes one
+    /// lane after the other.
     pub blocks: u32,
     /// The queues: the peer's number in the communicator × 2, + 1 for sending.
     pub queues: [u32; QUEUES],
     /// The messages of `queues[i]` are those from `first[i]` to before `first[i + 1]`.
     pub first: [u32; QUEUE_BOUNDS],
-    /// Padding.
-    pub unused_too: u32,
+    /// The number of queues.
+    pub count: u32,
 }
 
 /// A group with few messages, as a small argument: launches hold their arguments until they run,

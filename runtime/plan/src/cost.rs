@@ -173,18 +173,20 @@ impl CostModel {
     /// Among more than two, small messages travel in packets of twice their size, and a warp has
     /// those of all peers: the bandwidth is that with which two shots are faster from 100 KB of an
     /// all-reduce or a broadcast on, and from 1 MiB of a reduce on, whose second shot waits for the
-    /// folds of a few warps, as on four H200 and H100 (docs/performance.md).
-    pub fn lines(&self, spec: &Spec) -> Self {
+    /// folds of a few warps, as on four H200 and H100 (docs/performance.md). In a chain the next
+    /// rank begins with the first chunks: its latency and the 64 KiB after which it begins are
+    /// those with which a chain is faster from 1 MiB of a reduce on (four H100, there).
+    pub fn lines(&self, spec: &Spec, chain: bool) -> Self {
         let shared = spec.nranks > 2 && spec.collective != Collective::Reduce;
         Self {
-            latency_us: 1.5,
-            message_us: 0.1,
+            latency_us: if chain { 1.25 } else { 1.5 },
+            message_us: if chain { 0.0 } else { 0.1 },
             cached_gbps: 4000.0,
             memory_gbps: 4000.0,
             link_gbps: self.link_gbps * if shared { 0.37 } else { 2.0 },
             read_gbps: f64::INFINITY,
             peer_read_gbps: f64::INFINITY,
-            edge_slot_bytes: u64::MAX,
+            edge_slot_bytes: if chain { 64 << 10 } else { u64::MAX },
             ..*self
         }
     }

@@ -3,6 +3,7 @@
 use crate::carrier::Carrier;
 use crate::cost::CostModel;
 use crate::ir::{Buffer, Capacity, Destination, Geometry, Op, Slice};
+use crate::lines::is_chain;
 use crate::select::{self, Candidate, Memory, Policy, Topology, candidates, choose};
 use crate::{Plan, Spec};
 use std::fmt::Write;
@@ -65,7 +66,7 @@ pub fn reasons(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
     text += &sizes(spec, bytes, topology, policy);
     for Candidate { plan, carrier, cost_us } in &all {
         let model = match carrier {
-            Carrier::Lines => topology.model.lines(&spec),
+            Carrier::Lines => topology.model.lines(&spec, is_chain(plan)),
             _ => topology.model,
         };
         let fixed_us = select::cost_us(plan, 1, topology, Memory::Any).min(*cost_us);

@@ -5,6 +5,7 @@
 
 use crate::generate::{Algorithm, Plan};
 use crate::ir::{Buffer, Op, Program, Slice};
+use crate::spec::Collective;
 
 /// Returns whether lines carry plans of an algorithm, whose programs are then all [`Phases`].
 pub fn carry(algorithm: Algorithm) -> bool {
@@ -17,7 +18,22 @@ pub fn carry(algorithm: Algorithm) -> bool {
 pub fn carry_plan(plan: &Plan) -> bool {
     let two = plan.spec.nranks == 2;
     let passes = two && plan.algorithm == Algorithm::TwoShotEdges && plan.layout.parts > 1;
-    carry(plan.algorithm) && !passes
+    (carry(plan.algorithm) && !passes) || is_chain(plan)
+}
+
+/// Returns whether a plan is a reduce in a chain of more than two ranks, for which there are
+/// kernels: each rank folds what comes from the one before it with its own operand, and passes it
+/// on to the next one. Broadcasts in a chain were not faster than in two shots
+/// (docs/performance.md).
+pub fn is_chain(plan: &Plan) -> bool {
+    let reduce = plan.spec.collective == Collective::Reduce;
+    plan.algorithm == Algorithm::Ring && reduce && plan.spec.nranks > 2
+}
+
+/// Returns whether what the ranks of a plan pass on travels on channels of its own, since they put
+/// something else to the same peers.
+pub fn results_apart(plan: &Plan) -> bool {
+    plan.algorithm == Algorithm::TwoShotEdges && plan.spec.collective != Collective::ReduceScatter
 }
 
 /// The middle phase: a fold of what every other rank sends with a slice of this rank, or the
@@ -25,9 +41,9 @@ pub fn carry_plan(plan: &Plan) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Middle {
     /// The ranks whose next messages come in, in the order of the program, each with the place
-    /// where the program puts it.
+    /// where the program puts it, or with that of the operand with which it is folded at once.
     pub from: Vec<(u32, Slice)>,
-    /// The fold; `None` if the message is passed on as it came.
+    /// The fold, [`Op::Fold`] or [`Op::RecvReduce`]; `None` if the message is passed on as it came.
     pub fold: Option<Op>,
     /// The place of the result in the program: output or, where this rank keeps none, scratch.
     pub result: Slice,
@@ -65,6 +81,12 @@ impl Phases {
                     user.then(|| phases.copies.push((src, dst)))?;
                 }
                 Op::Recv { peer, dst } => received.push((peer, dst)),
+                Op::RecvReduce { peer, local, dst, .. } => {
+                    let alone = received.is_empty() && phases.middle.is_none();
+                    let (from, fold, to) = (vec![(peer, local)], Some(op), Vec::new());
+                    let middle = Middle { from, fold, result: dst, to };
+                    phases.middle = alone.then_some(Some(middle))?;
+                }
                 Op::Fold { src, count, at, dst, .. } => {
                     let block = |number| Slice { block: src.block + number, ..src };
                     let read = (0..count).filter(|number| *number != at).map(block);
@@ -102,7 +124,9 @@ impl Phases {
         ops.extend(copies.iter().map(|&(src, dst)| Op::Copy { src, dst }));
         let receive = |&(peer, dst): &(u32, Slice)| Op::Recv { peer, dst };
         if let Some(Middle { from, fold, result, to }) = middle {
-            ops.extend(from.iter().map(receive));
+            if !matches!(fold, Some(Op::RecvReduce { .. })) {
+                ops.extend(from.iter().map(receive));
+            }
             ops.extend(fold);
             ops.extend(to.iter().map(|&peer| Op::Send { peer, src: *result }));
         }

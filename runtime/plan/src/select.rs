@@ -135,7 +135,7 @@ pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> 
     let of_plan = plan.algorithm.generator().cost_us;
     match Carrier::of(plan, bytes, topology, memory) {
         Carrier::RemoteRead => of_plan(spec, bytes, &model.pulled()),
-        Carrier::Lines => of_plan(spec, bytes, &model.lines(spec)),
+        Carrier::Lines => of_plan(spec, bytes, &model.lines(spec, lines::is_chain(plan))),
         Carrier::CopyEngines => model.engines_us(bytes * u64::from(spec.nranks - 1)),
         _ => of_plan(spec, bytes, &model),
     }

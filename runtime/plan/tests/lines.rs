@@ -3,11 +3,13 @@
 //!
 //! The verifier knows edges with slots for whole messages. Here a message takes several slots,
 //! counters outlive an operation, and each warp of a channel has one phase of a program: one puts,
-//! one folds or passes on, and one takes. What is stored over what is put waits until that unit of
-//! the user's memory was put. Warps are a Kahn network: one schedule finds every deadlock.
+//! one folds or passes on, and one takes; in packets those that put and take have one edge each.
+//! What is stored over what is put waits until that unit of the user's memory was put. Warps are a
+//! Kahn network: one schedule finds every deadlock.
 
 use oxccl_plan::lines::{self, Middle, Phases};
 use oxccl_plan::{Collective, Plan, Spec};
+use std::collections::BTreeMap;
 
 /// The rules of the kernels, and what they would be without one of them.
 #[derive(Clone, Copy)]
@@ -144,19 +146,31 @@ impl Model {
         }
     }
 
-    /// Runs a collective with so many units for the channel, of so many slots each.
-    fn collective(&mut self, plan: &Plan, units: u64, slots: u64) -> Result<(), Fault> {
+    /// Runs a collective with so many units for the channel, of so many slots each, with a warp for
+    /// each edge or for all of a phase.
+    fn collective(
+        &mut self,
+        plan: &Plan,
+        (units, slots): (u64, u64),
+        warp_per_edge: bool,
+    ) -> Result<(), Fault> {
         let of_rank = |rank: usize| Phases::of(&plan.program(rank as u32).ops).expect("phases");
         let all: Vec<_> = (0..self.nranks).map(of_rank).collect();
-        let passed = |phases: &Phases| phases.middle.as_ref().is_some_and(|m| !m.to.is_empty());
-        let passes = all.iter().any(passed);
+        let passes = lines::results_apart(plan);
         let warps = all.iter().enumerate().flat_map(|(rank, phases)| {
             let of_unit = |unit| self.unit(rank, phases, (unit, slots), passes);
             let units: Vec<_> = (0..units).map(of_unit).collect();
-            let warp = |role: usize| -> Warp {
-                units.iter().flat_map(|unit| unit[role].clone()).collect::<Vec<_>>().into_iter()
-            };
-            [warp(0), warp(1), warp(2)]
+            let phase = |role: usize| units.iter().flat_map(move |unit| unit[role].clone());
+            let mut warps: Vec<Vec<Action>> = vec![phase(1).collect()];
+            for actions in [phase(0), phase(2)] {
+                let mut by_edge: BTreeMap<usize, Vec<Action>> = BTreeMap::new();
+                for action in actions {
+                    let warp = if warp_per_edge { action.edge } else { 0 };
+                    by_edge.entry(warp).or_default().push(action);
+                }
+                warps.extend(by_edge.into_values());
+            }
+            warps.into_iter().map(Vec::into_iter)
         });
         let warps = warps.collect();
         self.run(warps)
@@ -185,7 +199,7 @@ impl Model {
         let puts = phases.puts.iter().map(|(to, _)| put(*to, false)).collect();
         let middle = phases.middle.as_ref().map_or(Vec::new(), |Middle { from, to, .. }| {
             let takes = from.iter().map(|(from, _)| take(*from, false));
-            takes.chain(to.iter().map(|to| put(*to, true))).collect()
+            takes.chain(to.iter().map(|to| put(*to, passes))).collect()
         });
         let takes = phases.takes.iter().map(|(from, _)| take(*from, passes)).collect();
         [puts, middle, takes]
@@ -273,7 +287,7 @@ fn sequence(seed: u64, nranks: usize, slots: u64, rules: Rules) -> Result<(), Fa
         } else {
             let plan = &plans[random.below(plans.len() as u64) as usize];
             let each = 1 + random.below((slots / 2).min(4));
-            model.collective(plan, units, each)?;
+            model.collective(plan, (units, each), random.below(2) == 0)?;
         }
     }
     Ok(())

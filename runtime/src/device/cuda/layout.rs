@@ -68,7 +68,7 @@ impl Layout {
 /// peers, each of them gets less of what a rank sends; a unit is put before the one before it is
 /// taken, so there are two slots at least. Between two ranks few blocks with much under way are
 /// faster than many.
-fn line_rings(nranks: u32) -> (u32, u32) {
+pub fn line_rings(nranks: u32) -> (u32, u32) {
     match nranks {
         0..=1 => (0, 0),
         2 => (16, abi::LINE_CHANNELS as u32 / 2),

@@ -69,6 +69,8 @@ pub struct Functions {
     pub more_lines: Kernels,
     /// Kernels of chunks between more ranks.
     pub more_chunks: Kernels,
+    /// Kernels of reduces in a chain, by number of the element type.
+    pub chain: [Kernel; DataType::ALL.len()],
     /// The kernels of sends and receives, for [`oxccl_kernels::abi::FewMessages`] and for
     /// [`oxccl_kernels::abi::ManyMessages`].
     pub messages: [Kernel; 2],
@@ -185,6 +187,7 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         more_lines: folding_or_moving("oxccl_more_lines")?,
         clustered_blocks: clustered_blocks(more_chunks.moving),
         more_chunks,
+        chain: each("oxccl_chain_")?,
         messages,
         line_messages: few_or_many("messages_in_lines")?,
         put: function("oxccl_put")?,

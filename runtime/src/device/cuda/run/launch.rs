@@ -1,7 +1,7 @@
 //! Launching collectives and groups of sends and receives on a GPU.
 
 use crate::device::cuda::driver::cu;
-use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, launch};
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::edges;
 use crate::device::cuda::run::engines;
@@ -426,7 +426,7 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
         blocks: 1,
         queues: [0; abi::QUEUES],
         first: [0; abi::QUEUE_BOUNDS],
-        unused_too: 0,
+        count: queues.len() as u32,
     };
     let mut messages = Vec::new();
     for (index, (queue, of_queue)) in queues.iter().enumerate() {
@@ -435,9 +435,9 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
         exchange.first[index + 1] = messages.len() as u32;
     }
     let (view, functions) = (&cuda_rank.view, cuda_rank.functions);
-    let ([few, many], threads) = match cuda_rank.has_lines() {
-        true => (functions.line_messages, abi::MESSAGE_THREADS),
-        false => (functions.messages, abi::EXCHANGE_THREADS),
+    let [few, many] = match cuda_rank.has_lines() {
+        true => functions.line_messages,
+        false => functions.messages,
     };
     for m in &mut messages {
         let small = m.bytes <= abi::SMALL_MESSAGE_BYTES as u64;
@@ -449,11 +449,22 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
     }
     // All blocks of a launch have to run at once.
     let most = match cuda_rank.has_lines() {
-        true => (2 * cuda_rank.channels / queues.len() as u32).max(1),
+        true => (2 * cuda_rank.channels / exchange.count).max(1),
         false => u32::MAX,
     };
     exchange.blocks = exchange.lanes.min(most);
-    let shape = (queues.len() as u32 * exchange.blocks, threads as u32);
+    let shape = match (cuda_rank.has_lines(), exchange.count * exchange.blocks) {
+        (true, 1) => (1, abi::MESSAGE_THREADS as u32),
+        (true, halves) => (halves.div_ceil(2), abi::BLOCK_THREADS as u32),
+        (false, blocks) => (blocks, abi::EXCHANGE_THREADS as u32),
+    };
+    // As for collectives in chunks, whose units have no slots.
+    let large = cuda_rank.has_lines() && messages.iter().any(|m| m.slots == 0);
+    let whole = shape.0.is_multiple_of(CLUSTER_BLOCKS);
+    let [few, many] = match large && whole && cuda_rank.has_room_for_clusters() {
+        true => [few.clustered(), many.clustered()],
+        false => [few, many],
+    };
     if messages.len() <= abi::FEW_MESSAGES {
         let argument = abi::FewMessages { exchange, messages: filled(&messages) };
         // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of
@@ -561,20 +572,21 @@ mod tests {
 
     /// As measured on four H100 and H200 (docs/performance.md).
     #[test]
-    fn two_shots_are_chosen_among_four_from_the_size_on_at_which_they_are_faster() {
+    fn one_shot_is_chosen_among_four_up_to_the_size_at_which_others_are_faster() {
         let topology = topology_of(4, abi::MAX_CHANNELS as u32, (true, true), u64::MAX);
         let algorithm = |collective, bytes| {
             let choice = choose(Spec::new(collective, 4, 1), bytes, &topology, Policy::default());
             choice.expect("a plan").any_memory.plan.algorithm
         };
         let limits = [
-            (Collective::AllReduce, 64 << 10, 128 << 10),
-            (Collective::Broadcast, 64 << 10, 192 << 10),
-            (Collective::Reduce, 768 << 10, 1280 << 10),
+            (Collective::AllReduce, 64 << 10, 128 << 10, Algorithm::TwoShotEdges),
+            (Collective::Broadcast, 64 << 10, 192 << 10, Algorithm::TwoShotEdges),
+            (Collective::Reduce, 768 << 10, 1280 << 10, Algorithm::Ring),
         ];
-        for (collective, one_shot, two_shots) in limits {
+        for (collective, one_shot, larger, then) in limits {
             assert_eq!(algorithm(collective, one_shot), Algorithm::OneShotEdges, "{collective:?}");
-            assert_eq!(algorithm(collective, two_shots), Algorithm::TwoShotEdges, "{collective:?}");
+            assert_eq!(algorithm(collective, larger), then, "{collective:?}");
+            assert_eq!(algorithm(collective, 512 << 20), then, "{collective:?}");
         }
     }
 

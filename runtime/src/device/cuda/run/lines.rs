@@ -8,8 +8,8 @@ use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
-use oxccl_plan::lines::{Middle, Phases};
-use oxccl_plan::{Algorithm, Buffer, Collective, Geometry, Op, Plan, Slice};
+use oxccl_plan::lines::{Middle, Phases, is_chain, results_apart};
+use oxccl_plan::{Buffer, Collective, Geometry, Op, Plan, Slice};
 use std::sync::Arc;
 
 /// The longest slices between two ranks, in bytes, that travel in packets and in lines; larger ones
@@ -22,7 +22,7 @@ const OF_PASSED_ON: (u64, u64) = (128 << 10, 512 << 10);
 /// of what is folded,
 const OF_FOLDED: (u64, u64) = (128 << 10, 2 << 20);
 /// and of what is folded and passed on.
-const OF_FOLDED_AND_PASSED_ON: (u64, u64) = (128 << 10, 1 << 20);
+const OF_FOLDED_AND_PASSED_ON: (u64, u64) = (64 << 10, 1 << 20);
 /// The longest message, in bytes, that travels in packets: between two ranks (measured on two
 /// H100), and among more, whose edges have few slots.
 const MESSAGE_PACKETS_BYTES: [u64; 2] = [128 << 10, 16 << 10];
@@ -62,15 +62,15 @@ pub fn collective(
     let dtype = of_user.dtype as usize;
     let folds = plan.spec.collective.reduces();
     let of_kind = |kernels: &Kernels| kernels.of(folds, dtype);
-    // A warp puts, one folds or takes, and one takes what is passed on.
-    let roles_of_more = if passes(plan) { 3 } else { 2 };
-    let (function, roles) = match (unit, two) {
-        (Unit::Packets, true) => (of_kind(&functions.packets_two), 2),
-        (_, true) => (of_kind(&functions.lines_two), 2),
-        (Unit::Packets, false) => (of_kind(&functions.more_packets), roles_of_more),
-        (Unit::Lines, false) => (of_kind(&functions.more_lines), roles_of_more),
-        (Unit::Chunks, false) => (of_kind(&functions.more_chunks), roles_of_more),
+    let function = match (unit, two) {
+        _ if is_chain(plan) => functions.chain[dtype],
+        (Unit::Packets, true) => of_kind(&functions.packets_two),
+        (_, true) => of_kind(&functions.lines_two),
+        (Unit::Packets, false) => of_kind(&functions.more_packets),
+        (Unit::Lines, false) => of_kind(&functions.more_lines),
+        (Unit::Chunks, false) => of_kind(&functions.more_chunks),
     };
+    let roles = roles(plan, unit);
     let clusters = gains_by_clusters(unit, bytes);
     let most_blocks = whole_clusters(u64::from(programs.blocks(cuda_rank.channels)), clusters);
     let channels = abi::LINE_WARPS as u64 / roles;
@@ -86,7 +86,7 @@ pub fn collective(
             Shape::of_chunks(bytes, (blocks, channels))
         }
     };
-    let argument = argument(call, phases, plan, of_user, &shape);
+    let argument = argument(call, phases, plan, of_user, (&shape, roles));
     let step = if clusters { u64::from(CLUSTER_BLOCKS) } else { 1 };
     let copiers = copiers(copied_bytes(&argument), most_blocks - shape.blocks, step);
     let blocks = shape.blocks + copiers;
@@ -109,15 +109,18 @@ enum Unit {
 impl Unit {
     /// Returns the unit for slices of so many bytes.
     fn of(plan: &Plan, bytes: u64) -> Self {
+        if is_chain(plan) {
+            return Unit::Chunks;
+        }
         let folds = plan.spec.collective.reduces();
-        let (packets, lines) = match (plan.spec.nranks > 2, folds, passes(plan)) {
+        let (packets, lines) = match (plan.spec.nranks > 2, folds, results_apart(plan)) {
             (false, ..) => OF_TWO,
             (true, false, false) => OF_MOVED,
             (true, false, true) => OF_PASSED_ON,
             (true, true, false) => OF_FOLDED,
             (true, true, true) => OF_FOLDED_AND_PASSED_ON,
         };
-        if bytes <= packets {
+        if bytes <= packets && roles(plan, Unit::Packets) <= abi::LINE_WARPS as u64 {
             Unit::Packets
         } else if bytes <= lines {
             Unit::Lines
@@ -125,6 +128,35 @@ impl Unit {
             Unit::Chunks
         }
     }
+}
+
+/// Returns the warps that a channel has: one puts, one folds or takes, and one takes what is passed
+/// on. In packets, among more than two ranks, as many as the rank needs that needs most, with one
+/// for each edge and direction, and one that folds or passes on.
+fn roles(plan: &Plan, unit: Unit) -> u64 {
+    let (others, apart) = (u64::from(plan.spec.nranks) - 1, results_apart(plan));
+    // There is memory for as many channels as have so many warps.
+    let least = if apart { 3 } else { 2 };
+    if is_chain(plan) {
+        return 1;
+    }
+    if others == 1 || unit != Unit::Packets {
+        return least;
+    }
+    let needed = match plan.spec.collective {
+        Collective::AllReduce if apart => 2 * others + 1,
+        Collective::Reduce if apart => 2 * others,
+        Collective::Reduce => 1,
+        Collective::AllReduce | Collective::ReduceScatter => others + 1,
+        Collective::AllGather | Collective::AllToAll => 2 * others,
+        Collective::Broadcast | Collective::Gather | Collective::Scatter => others,
+    };
+    needed.max(least)
+}
+
+/// Returns the factor by which kernels divide by so many warps (`LineProgram::roles_inverse`).
+fn roles_inverse(roles: u32) -> u32 {
+    (1u32 << 16).div_ceil(roles)
 }
 
 /// Returns the most thread blocks that carry slices of so many bytes in lines.
@@ -139,6 +171,7 @@ fn line_blocks(two: bool, folds: bool, bytes: u64) -> u64 {
 /// Returns the most thread blocks that carry slices in chunks: as many as fill the links.
 fn chunk_blocks(plan: &Plan) -> u64 {
     let blocks = match (plan.spec.nranks > 2, plan.spec.collective) {
+        _ if is_chain(plan) => abi::CHUNK_CHANNELS / abi::LINE_WARPS,
         // One rank takes what all others put.
         (true, Collective::Gather) => abi::MAX_CHANNELS,
         (true, _) => abi::MORE_CHUNK_BLOCKS,
@@ -235,7 +268,7 @@ impl Shape {
 
 /// Returns the blocks, and the channels of each, over which so many slots are spread.
 fn spread_slots(slots: u64, (blocks, channels): (u64, u64)) -> (u64, u64) {
-    let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, blocks);
+    let blocks = slots.div_ceil(BLOCK_SLOTS.min(channels)).clamp(1, blocks);
     (blocks, slots.div_ceil(blocks).clamp(1, channels))
 }
 
@@ -326,7 +359,7 @@ fn places(phases: &Phases, plan: &Plan, call: &Call) -> Places {
         takes: by_peer(&phases.takes),
         copy: phases.copies.first().map(|(from, to)| (place(*from), place(*to).0)),
         middle: phases.middle.as_ref().map(|middle| match middle.fold {
-            Some(Op::Fold { own, .. }) => place(own),
+            Some(Op::Fold { own, .. } | Op::RecvReduce { local: own, .. }) => place(own),
             _ => place(middle.result),
         }),
         result: phases
@@ -343,7 +376,7 @@ fn argument(
     phases: &Phases,
     plan: &Plan,
     of_user: &Call,
-    shape: &Shape,
+    (shape, roles): (&Shape, u64),
 ) -> abi::LineProgram {
     let Places { puts, takes, copy, middle, result } = places(phases, plan, of_user);
     let (from, copy_to) = copy.unwrap_or(((abi::NO_SLICE, 0), abi::NO_SLICE));
@@ -363,9 +396,11 @@ fn argument(
         middle_from: 0,
         middle_to: 0,
         takes: set_of(phases.takes.iter().map(|(peer, _)| *peer)),
-        second: if passes(plan) { shape.second() } else { 0 },
+        second: if results_apart(plan) { shape.second() } else { 0 },
+        roles: roles as u32,
         finish: 0,
         digest: digest((call.descriptor_what, call.descriptor_count)) & !MESSAGE,
+        roles_inverse: roles_inverse(roles as u32),
         own_at,
         middle_bytes,
         result_at: result.unwrap_or(abi::NO_SLICE),
@@ -378,12 +413,17 @@ fn argument(
     if let Some(Middle { from, fold, to, .. }) = &phases.middle {
         argument.middle_from = set_of(from.iter().map(|(peer, _)| *peer));
         argument.middle_to = set_of(to.iter().copied());
-        argument.finish = u32::from(matches!(fold, Some(Op::Fold { finish: true, .. })));
+        let finishes = |op: &Op| {
+            matches!(op, Op::Fold { finish: true, .. } | Op::RecvReduce { finish: true, .. })
+        };
+        argument.finish = u32::from(fold.as_ref().is_some_and(finishes));
     }
     if plan.spec.nranks == 2 {
         argument.flow = flow(&argument, plan.spec.collective.reduces());
         argument.overlaps = u32::from(overlaps(&argument.flow));
-    } else if !passes(plan) {
+    } else if is_chain(plan) {
+        argument.flow = chain_flow(&argument);
+    } else if !results_apart(plan) {
         // What is passed on was read before: the ranks that pass it on have it.
         argument.overlaps = u32::from(writes_what_it_reads(&argument));
     }
@@ -393,11 +433,6 @@ fn argument(
 /// Returns a set of ranks with a bit for each.
 fn set_of(ranks: impl Iterator<Item = u32>) -> u32 {
     ranks.fold(0, |all, rank| all | 1 << rank)
-}
-
-/// Returns whether ranks pass results on: then those travel on channels of their own.
-fn passes(plan: &Plan) -> bool {
-    plan.algorithm == Algorithm::TwoShotEdges && plan.spec.collective != Collective::ReduceScatter
 }
 
 /// Returns whether a rank of more than two stores something over what it puts.
@@ -431,6 +466,19 @@ fn flow(program: &abi::LineProgram, folds: bool) -> abi::LineFlow {
     flow
 }
 
+/// Returns the operand of a rank of a chain, and the place of the result if it is the last one.
+fn chain_flow(program: &abi::LineProgram) -> abi::LineFlow {
+    let abi::Collective { input, output, .. } = program.call;
+    let begins = program.peers.get(program.puts.trailing_zeros() as usize);
+    let (own_at, to_bytes) = match begins {
+        Some(next) => (next.put_at, next.put_bytes),
+        None => (program.own_at, program.middle_bytes),
+    };
+    let is_kept = program.result_at != abi::NO_SLICE;
+    let to = if is_kept { output.wrapping_add(program.result_at) } else { 0 };
+    abi::LineFlow { own: input.wrapping_add(own_at), to, to_bytes, ..Default::default() }
+}
+
 /// Returns whether what comes is stored over what is put.
 fn overlaps(flow: &abi::LineFlow) -> bool {
     share_bytes((flow.put, flow.put_bytes), (flow.to, flow.to_bytes))
@@ -445,6 +493,7 @@ fn share_bytes(one: (u64, u64), other: (u64, u64)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::cuda::layout::line_rings;
     use oxccl_plan::lines::carry_plan;
     use oxccl_plan::{DataType, ReduceOp, Spec};
 
@@ -498,11 +547,29 @@ mod tests {
         }
         let specs = (2..=5).flat_map(|n| Collective::ALL.map(|c| Spec::new(c, n, 0)));
         for plan in specs.flat_map(Plan::candidates).filter(carry_plan) {
-            let roles = if passes(&plan) { 3 } else { 2 };
+            let (roles, sets) = match (is_chain(&plan), results_apart(&plan)) {
+                (true, _) => (1, 1),
+                (_, true) => (3, 2),
+                _ => (2, 1),
+            };
             let channels = chunk_blocks(&plan) * (abi::LINE_WARPS as u64 / roles);
-            let sets = roles - 1;
             assert!(sets * channels <= u64::from(chunk_rings(plan.spec.nranks).1), "{plan:?}");
             assert!(sets == 1 || channels <= abi::SECOND_CHUNKS as u64, "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn there_is_memory_for_all_channels_of_lines() {
+        let specs = (2..=16).flat_map(|n| Collective::ALL.map(|c| Spec::new(c, n, 0)));
+        for plan in specs.flat_map(Plan::candidates).filter(|p| carry_plan(p) && !is_chain(p)) {
+            let has = u64::from(line_rings(plan.spec.nranks).1);
+            for unit in [Unit::Packets, Unit::Lines] {
+                let warps = abi::LINE_WARPS as u64;
+                let channels = abi::MAX_CHANNELS as u64 * (warps / roles(&plan, unit).min(warps));
+                let sets = if results_apart(&plan) { 2 } else { 1 };
+                assert!(sets * channels <= has, "{plan:?} {unit:?}");
+                assert!(sets == 1 || channels <= abi::SECOND_LINES as u64, "{plan:?} {unit:?}");
+            }
         }
     }
 
@@ -525,12 +592,32 @@ mod tests {
                     let result = |m: &Middle| m.to.iter().filter(|peer| **peer == to).count();
                     let passed = sender.middle.as_ref().map_or(0, result);
                     let taken = has(&receiver.takes, from);
-                    let expected =
-                        if passes(&plan) { (middle, taken) } else { (middle + taken, 0) };
-                    assert_eq!((has(&sender.puts, to), passed), expected, "{plan:?} {from} {to}");
+                    let put = has(&sender.puts, to);
+                    let (found, expected) = match results_apart(&plan) {
+                        true => ((put, passed), (middle, taken)),
+                        false => ((put + passed, 0), (middle + taken, 0)),
+                    };
+                    assert_eq!(found, expected, "{plan:?} {from} {to}");
                     assert!(expected.0 <= 1 && expected.1 <= 1, "{plan:?} {from} {to}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_channel_of_packets_has_the_warps_of_the_rank_that_needs_most() {
+        let specs = (3..=9).flat_map(|n| Collective::ALL.map(|c| Spec::new(c, n, n - 1)));
+        for plan in specs.flat_map(Plan::candidates).filter(|p| carry_plan(p) && !is_chain(p)) {
+            let of_rank = |rank| Phases::of(&plan.program(rank).ops).expect("phases");
+            let needed = (0..plan.spec.nranks).map(of_rank).map(|phases| {
+                phases.puts.len() + usize::from(phases.middle.is_some()) + phases.takes.len()
+            });
+            let (roles, needed) = (roles(&plan, Unit::Packets), needed.max().unwrap_or(0));
+            let least = if results_apart(&plan) { 3 } else { 2 };
+            assert_eq!(roles, least.max(needed as u64), "{plan:?}");
+        }
+        for (roles, warps) in (1..=16u32).flat_map(|r| (0..16u32).map(move |w| (r, w))) {
+            assert_eq!((warps * roles_inverse(roles)) >> 16, warps / roles);
         }
     }
 

@@ -107,8 +107,8 @@ const LATER: u32 = 3;
 /// those of the other communicators at work. What all of these hold together has to fit the GPU, or
 /// a block may wait for ever for the place of a block that waits for another GPU. So each
 /// communicator takes a part of what is left, and later ones find less: of 132 multiprocessors 32,
-/// 25, 18, 14, 10, 8 and so on, and with lines, whose messages hold twice as many, 32, 17, 8 and so
-/// on. If nothing is left, a communicator takes the least that it works with.
+/// 25, 18, 14, 10, 8 and so on. If nothing is left, a communicator takes the least that it works
+/// with.
 pub fn shares(offers: &[Offer]) -> Shares {
     let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
     let least = |part: &dyn Fn(&Offer) -> u32| offers.iter().map(part).min().unwrap_or(0);
@@ -123,14 +123,10 @@ pub fn shares(offers: &[Offer]) -> Shares {
     let exchange = |lanes: u32| (queues * lanes).div_ceil(blocks);
     let fitting = (1..=abi::LANES as u32).rev().find(|&lanes| exchange(lanes) <= left);
     let lanes = fitting.filter(|_| ranks == 1).unwrap_or(1);
-    // Two blocks of messages in lines may share a multiprocessor, or each may keep a block of a
-    // collective off one.
-    let blocks = if peers > 1 { 2 * channels } else { channels };
-    let line_lanes = blocks.min(abi::LINE_LANES as u32);
-    let in_lines = match offers.iter().all(|o| o.lines) {
-        true => (queues * line_lanes).min((2 * channels).max(queues)),
-        false => 0,
-    };
+    let halves = if peers > 1 { 2 * channels } else { channels };
+    let line_lanes = halves.min(abi::LINE_LANES as u32);
+    // A half of a block carries a lane of messages in lines, or one after the other.
+    let in_lines = if offers.iter().all(|o| o.lines) { queues.div_ceil(2) } else { 0 };
     let held = channels.max(exchange(lanes)).max(in_lines);
     Shares { ranks, channels, lanes, line_lanes, held }
 }
@@ -194,8 +190,8 @@ mod tests {
         assert_eq!(fitting(1, 2, false)[..6], [32, 25, 18, 14, 10, 8]);
         assert_eq!(fitting(1, 8, false)[..6], [32, 25, 18, 14, 10, 8]);
         assert_eq!(fitting(4, 4, false)[..3], [16, 9, 4]);
-        assert_eq!(fitting(1, 2, true)[..4], [32, 17, 8, 4]);
-        assert_eq!(fitting(1, 4, true)[..4], [32, 17, 8, 4]);
+        assert_eq!(fitting(1, 2, true)[..6], [32, 25, 18, 14, 10, 8]);
+        assert_eq!(fitting(1, 4, true)[..6], [32, 25, 18, 14, 10, 8]);
         for (ranks_per_gpu, nranks, least) in [(1, 2, 12), (1, 8, 10), (1, 16, 6), (2, 16, 2)] {
             let channels = fitting(ranks_per_gpu, nranks, false);
             assert!(channels.is_sorted_by(|a, b| a >= b), "{channels:?}");
