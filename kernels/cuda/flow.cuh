@@ -1,5 +1,5 @@
-// The flow of packets, lines or chunks between this rank and one peer: programs of two ranks, and
-// messages. A warp puts or takes: a unit then has all of its registers.
+// The flow of packets, lines or chunks between this rank and one peer: messages, programs of two
+// ranks, and edges of those of more. A warp puts or takes: a unit then has all of its registers.
 #pragma once
 
 #include "chunks.cuh"
@@ -16,9 +16,10 @@ struct Flow {
   uint64_t at;      // the place of that unit
   uint64_t stride;  // bytes from a unit of the channel to its next one
   uint64_t end;     // where all spans have ended
-  // The warp that puts what another one stores over, among those of the block that put; negative if
-  // none does.
-  int reader;
+  // The first of the warps of the block, as many as `readers`, that put what is stored over;
+  // negative if none does.
+  int reader = -1;
+  int readers = 1;
 
   // Bytes of a unit; 0 for chunks.
   __device__ uint64_t unit_bytes() const {
@@ -66,12 +67,13 @@ struct Flow {
     if ((threadIdx.x & 31) == 0) shared_release(progress().count[reader], count);
   }
 
-  // Waits until so many slots or chunks more have been read.
+  // Waits until all readers have read so many slots or chunks more.
   __device__ void await_read(uint32_t slots, uint32_t& count) const {
     count += slots;
     if (reader < 0) return;
-    while (int32_t(shared_acquire(progress().count[reader]) - count) < 0 &&
-           !shared_acquire(progress().over[reader])) {
+    int thread = threadIdx.x & 31, warp = reader + (thread < readers ? thread : 0);
+    while (!__all_sync(~0u, int32_t(shared_acquire(progress().count[warp]) - count) >= 0 ||
+                                shared_acquire(progress().over[warp]) != 0)) {
     }
     __syncwarp();
   }
@@ -315,8 +317,13 @@ struct First {
     if (is_loaded) unit.load_part(ends, f.put, f.at);
   }
 
+  // Loads what is put, or folded with what comes.
   __device__ void load_packets(const Flow& f) {
-    if (f.put.at) unit.v[0].first = Piece(f.put, f.at).load();
+    if (f.put.at) {
+      unit.v[0].first = Piece(f.put, f.at).load();
+    } else if (f.own.at) {
+      unit.v[0].first = Piece(f.own, f.at).load();
+    }
   }
 };
 
@@ -419,33 +426,33 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
   return {ends.put, ends.taken, ends.dead};
 }
 
-// Carries slots of packets; false when they cannot be carried. A slot goes back as soon as it was
-// read, which is when it is known to have come: the end of the kernel waits for that store.
-template <bool PUTS, typename AnyFlow, typename Fold>
-__device__ inline bool carry_packets(LineEnds<true>& ends, int peer, AnyFlow& f, First& loaded,
-                                     const Fold& fold) {
+// Carries slots of packets; false when they cannot be carried. What the next one needs of the
+// user's memory is loaded meanwhile. A slot goes back as soon as it was read, which is when it is
+// known to have come: the end of the kernel waits for that store.
+template <bool PUTS, typename Fold>
+__device__ inline bool carry_packets(LineEnds<true>& ends, int peer, const Flow& f,
+                                     const First& loaded, const Fold& fold) {
+  const Span& from = PUTS ? f.put : f.own;
   uint32_t count = 0;
+  uint4 next = loaded.unit.v[0].first;
   if (ends.dead) return false;
 #pragma unroll 1
   for (uint64_t at = f.at; at < f.end; at += f.stride) {
-    uint4 v;
+    uint4 own = next;
+    bool loads = PUTS || Fold::FOLDS;
+    if (loads && at + f.stride < f.end) next = Piece(from, at + f.stride).load();
+    if (loads) fold.multiply(own);
     if constexpr (PUTS) {
-      v = at == f.at ? loaded.unit.v[0].first : Piece(f.put, at).load();
-      fold.multiply(v);
       if (!ends.await_room(peer, 1)) return false;
-      put_packets(ends, v);
+      put_packets(ends, own);
       f.tell_read(1, count);
     } else {
-      uint4 own;
-      if constexpr (Fold::FOLDS) own = Piece(f.own, at).load();
-      if (!take_packets(ends, peer, v)) return false;
+      uint4 come;
+      if (!take_packets(ends, peer, come)) return false;
       ends.give_back(peer, 1);
-      if constexpr (Fold::FOLDS) {
-        fold.multiply(own);
-        v = fold.fold_sixteen(v, own);
-      }
+      if constexpr (Fold::FOLDS) come = fold.fold_sixteen(come, own);
       f.await_read(1, count);
-      Piece(f.to, at).store(v);
+      Piece(f.to, at).store(come);
     }
   }
   return true;

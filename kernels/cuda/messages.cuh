@@ -56,7 +56,6 @@ struct MessageRun {
     Flow flow;
     (SENDS ? flow.put : flow.to) = {reinterpret_cast<const char*>(m.data), m.bytes};
     flow.slots = m.slots;
-    flow.reader = -1;
     uint64_t unit = flow.unit_bytes(), units = unit ? (m.bytes + unit - 1) / unit : 0;
     flow.begin(first, step, units);
     bool packets = m.slots == SLOT_OF_PACKETS;

@@ -37,22 +37,6 @@ struct PacketRole {
   }
 };
 
-// The flow to or from one of several peers. What is stored over what several warps put waits for
-// all of them.
-struct EdgeFlow : Flow {
-  int readers;  // the warps from `reader` on
-
-  __device__ void await_read(uint32_t slots, uint32_t& count) const {
-    count += slots;
-    if (reader < 0) return;
-    int thread = threadIdx.x & 31, warp = reader + (thread < readers ? thread : 0);
-    while (!__all_sync(~0u, int32_t(shared_acquire(progress().count[warp]) - count) >= 0 ||
-                                shared_acquire(progress().over[warp]) != 0)) {
-    }
-    __syncwarp();
-  }
-};
-
 // Of the warps of a channel those that put have begun their progress once the others go on.
 template <bool PUTS>
 __device__ inline void begin_channel(const LineProgram& p, int index) {
@@ -107,8 +91,8 @@ struct PacketEdges {
 
   __device__ const Rank& rank() const { return p.call.rank; }
 
-  __device__ EdgeFlow flow(bool puts) const {
-    EdgeFlow f;
+  __device__ Flow flow(bool puts) const {
+    Flow f;
     f.slots = SLOT_OF_PACKETS;
     int reader = puts ? threadIdx.x / 32 : index * p.roles;
     f.reader = p.overlaps ? reader : -1;
@@ -120,7 +104,7 @@ struct PacketEdges {
   template <bool PUTS, typename Multiply>
   __device__ void carry(int peer, const Multiply& multiply) const {
     const LinePeer& with = p.peers[peer];
-    EdgeFlow f = flow(PUTS);
+    Flow f = flow(PUTS);
     First loaded;
     if constexpr (PUTS) {
       f.put = input_of(p, with.put_at, with.put_bytes);
@@ -170,19 +154,20 @@ struct PacketEdges {
 
   template <typename Multiply>
   __device__ void middle(const Multiply& multiply) const {
-    EdgeFlow f = flow(false);
+    Flow f = flow(false);
     f.own = input_of(p, p.own_at, p.middle_bytes);
     f.to = result_of(p);
-    uint4 own = {};
-    if (FOLDS) own = Piece(f.own, f.at).load();
+    uint4 next = {};
+    if (FOLDS) next = Piece(f.own, f.at).load();
     EdgeEnds ends(rank(), p.digest, channel, 0, nullptr, p.second);
     begin_carrying(p.call);
     if (f.reader >= 0) begin_channel<false>(p, index);
     ends.settle();
     uint32_t count = 0;
 #pragma unroll 1
-    for (bool is_first = true; f.at < f.end && !ends.dead; f.at += f.stride, is_first = false) {
-      if (FOLDS && !is_first) own = Piece(f.own, f.at).load();
+    for (; f.at < f.end && !ends.dead; f.at += f.stride) {
+      uint4 own = next;
+      if (FOLDS && f.at + f.stride < f.end) next = Piece(f.own, f.at + f.stride).load();
       if (FOLDS) multiply.multiply(own);
       uint4 result;
       if (!get_middle(ends, own, result)) return;

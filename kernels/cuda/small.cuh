@@ -1,6 +1,6 @@
-// Packets in slots of lines: what carries small slices and messages between two GPUs. Who sees the
-// numbers of a packet has its data, where the data of a line are loaded once its number was seen:
-// so packets arrive a look earlier, and take twice the room.
+// Packets in slots of lines: what carries small slices and messages. Who sees the numbers of a
+// packet has its data, where the data of a line are loaded once its number was seen: so packets
+// arrive a look earlier, and take twice the room.
 //
 // A slot has two packets of each thread. Beside the first half of the data is the number of the
 // slot, beside the second one that number plus the digest of the call.

@@ -332,24 +332,23 @@ pub(crate) fn stray(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Rank 1 sends to a rank that does not receive, but waits for what rank 1 passes on in a
-/// collective; rank 1 does not call that. Lines tell of it.
+/// Rank 1 sends to rank 2, which does not receive, but waits in a collective for what rank 1 puts
+/// or passes on; rank 1 does not call that. Lines tell of it.
 pub(crate) fn stray_beside_results(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(40 << 20)?;
-    let collectives = [(Collective::Reduce, 0), (Collective::Broadcast, 2)];
-    for (collective, receiver) in collectives {
-        // In packets, lines and chunks.
+    for (collective, root) in [(Collective::Reduce, 2), (Collective::Broadcast, 0)] {
+        // In packets, lines and chunks, and reduces in a chain.
         for count in [60_000, 300_000, 4_000_000] {
             let all = rank.split(0)?.ok_or("no communicator")?;
-            let call = Call { collective, ..sum(count) };
-            if all.rank == 1 {
-                ok(all.message(true, memory.at, 400, receiver))?;
-            } else if all.rank == 0 || all.rank == receiver {
+            let call = Call { collective, root, ..sum(count) };
+            match all.rank {
+                1 => ok(all.message(true, memory.at, 400, 2))?,
                 // The root of a broadcast waits for nobody's data, but for room.
-                let _ = ok(all.call(call, memory.at, memory.part(20 << 20)));
+                0 | 2 => drop(ok(all.call(call, memory.at, memory.part(20 << 20)))),
+                _ => (),
             }
-            if all.rank == receiver {
+            if all.rank == 2 {
                 told(&all, &[collective.name(), "send/recv"])?;
             }
             // Nobody is gone before the receiver has heard.

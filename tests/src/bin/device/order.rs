@@ -14,7 +14,9 @@ fn play_all(cases: &[Case], ranks: &[Rank]) -> Outcome {
     ranks.iter().try_for_each(|rank| rank.leave())
 }
 
-fn play_each(cases: &[Case], ranks: &[Rank]) -> Outcome {
+/// Plays cases one after the other; returns the memory, which is to be kept: freeing it would wait
+/// for what other ranks on the same GPU run next.
+fn play_each(cases: &[Case], ranks: &[Rank]) -> Outcome<Vec<Buffers>> {
     let blocks = ranks[0].nranks as usize;
     let most = cases.iter().map(|c| c.call.count * c.call.dtype.size()).max().unwrap_or(0);
     let room = blocks * most + 4096;
@@ -23,7 +25,8 @@ fn play_each(cases: &[Case], ranks: &[Rank]) -> Outcome {
         crate::rank::choose(rank.rank)?;
         buffers.push(Buffers::new(room)?);
     }
-    cases.iter().try_for_each(|case| conformance::play(case, ranks, &buffers))
+    cases.iter().try_for_each(|case| conformance::play(case, ranks, &buffers))?;
+    Ok(buffers)
 }
 
 pub(crate) fn small(ranks: &[Rank]) -> Outcome {
@@ -42,8 +45,8 @@ pub(crate) fn large(ranks: &[Rank]) -> Outcome {
 pub(crate) fn many_rounds(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let bytes = if rank.nranks == 2 { 9 << 20 } else { 1 << 20 };
-    play_each(&conformance::many_rounds(rank.nranks, bytes), ranks)?;
     let mail = Mail::new(rank, vec![bytes + 3, 5, bytes, 70_000])?;
+    let _kept = play_each(&conformance::many_rounds(rank.nranks, bytes), ranks)?;
     for round in 0..3 {
         mail.fill(rank, round)?;
         group(|| mail.post(rank))?;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// travel in chunks (measured on two H100, docs/performance.md).
 const OF_TWO: (u64, u64) = (32 << 10, 8 << 20);
 /// The same among more ranks (measured on four H200, docs/performance.md): of what is only moved,
-const OF_MOVED: (u64, u64) = (64 << 10, 64 << 10);
+const OF_MOVED: (u64, u64) = (128 << 10, 128 << 10);
 /// of what is moved and passed on,
 const OF_PASSED_ON: (u64, u64) = (128 << 10, 512 << 10);
 /// of what is folded,
