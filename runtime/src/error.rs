@@ -129,9 +129,9 @@ pub enum Error {
     /// The failure record of a peer, whose text is passed on unchanged. `code` gives the kind:
     /// `InvalidUsage` is the same mistake on all sides, which `peer` reports; `Timeout` means that
     /// a rank gave up waiting for `peer`; `RemoteError` means that `peer` is lost or, if `lost` is
-    /// not set, has ended its communicator.
+    /// not set, has ended its communicator. The rank `via` passed it on, or is the reporter.
     #[error("{}", reported(site, *code, text))]
-    Reported { site: Site, code: Code, reporter: u32, lost: bool, text: String },
+    Reported { site: Site, code: Code, reporter: u32, via: u32, lost: bool, text: String },
     #[error("initialisation failed: {why}")]
     Init { why: String },
     #[error("initialisation of rank {rank} of {nranks} failed: {why}")]

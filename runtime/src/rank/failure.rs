@@ -52,6 +52,14 @@ pub struct Awaited {
     pub step: i32,
 }
 
+/// Returns the way by which a rank heard of a failure, for the log; `None` if it heard of it from
+/// the rank that reports it, or found it itself.
+fn path(error: &Error) -> Option<String> {
+    let Error::Reported { reporter, via, .. } = error else { return None };
+    let text = || format!("the failure that rank {reporter} reports was passed on by rank {via}");
+    (via != reporter).then(text)
+}
+
 impl Rank {
     /// Latches a failure: the first one stays. All operations under way and to come fail with it,
     /// and the peers hear of it. The caller must not hold the lock of the state.
@@ -90,7 +98,13 @@ impl Rank {
         if let Some(accelerator) = self.accelerator() {
             accelerator.abort();
         }
-        log::line_of(Some(self.number), level, Subsystem::Coll, &error.to_string());
+        let say = |level, text: &str| {
+            log::line_of(Some(self.number), level, Subsystem::Coll, text);
+        };
+        say(level, &error.to_string());
+        if let Some(path) = path(&error) {
+            say(Level::Info, &path);
+        }
     }
 
     /// Adds to the error of an operation that waited too long what holds it up, as the processes of
@@ -156,7 +170,8 @@ impl Rank {
             _ if culprit == own => (Code::RemoteError, by, format!("it lost rank {own}: {text}")),
             _ => (Code::RemoteError, if known { culprit } else { by }, text),
         };
-        Error::Reported { site: self.site(whom), code, reporter: by as u32, lost, text }
+        let (site, reporter) = (self.site(whom), by as u32);
+        Error::Reported { site, code, reporter, via: peer, lost, text }
     }
 
     fn site(&self, peer: i32) -> Site {
@@ -321,6 +336,9 @@ mod tests {
             // The report is passed on unchanged.
             assert_eq!(second.record(&heard), record);
             let again = third.told(2, second.record(&heard));
+            let way = "the failure that rank 1 reports was passed on by rank 2";
+            assert_eq!((path(error), path(&heard)), (None, None));
+            assert_eq!(path(&again).as_deref(), Some(way));
             assert_eq!(again.code(), error.code());
             [heard, again].map(|error| error.to_string())
         };

@@ -2,7 +2,7 @@
 
 use crate::op::descriptor::Descriptor;
 use crate::op::{Call, OneSided, Operation, Programs};
-use oxccl_plan::DataType;
+use oxccl_plan::{Carrier, DataType};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The kind of an operation.
@@ -46,6 +46,8 @@ pub struct Entry {
     pub(super) stream: AtomicU64,
     /// The number that the caller gave it, or 0.
     pub(super) tag: AtomicU64,
+    /// The [`Carrier`]s that may carry the data of a collective: a bit for each number.
+    pub(super) carriers: AtomicU64,
     /// The times at which it was called, began to run and ended; 0 if it has not.
     pub(super) called: AtomicU64,
     pub(super) begun: AtomicU64,
@@ -72,7 +74,7 @@ impl Entry {
     #[inline]
     pub(super) fn write(&self, of: &Called, what: &What, (called, begun): (u64, u64)) {
         let Called { number, of_kind, stream, tag } = *of;
-        let What { kind, descriptor, bytes, peer, transfers, .. } = *what;
+        let What { kind, descriptor, bytes, peer, transfers, carriers, .. } = *what;
         let (first, count) = descriptor.to_words();
         // Who reads takes the words only if the number is right before and after them.
         self.number.store(0, Ordering::Relaxed);
@@ -85,6 +87,7 @@ impl Entry {
             (&self.peer, peer),
             (&self.stream, stream as u64),
             (&self.tag, tag),
+            (&self.carriers, carriers),
             (&self.called, called),
             (&self.begun, begun),
             (&self.ended, 0),
@@ -106,6 +109,7 @@ pub struct What {
     pub(super) bytes: u64,
     peer: u64,
     transfers: u64,
+    carriers: u64,
     /// The number that the call itself has; 0: that of its thread.
     pub(super) tag: u64,
 }
@@ -139,6 +143,7 @@ impl What {
             bytes: call.count * call.dtype.size() as u64,
             peer: 0,
             transfers: 0,
+            carriers: carriers_of(programs),
             tag: programs.options.tag,
         }
     }
@@ -170,6 +175,16 @@ impl What {
         let sends = |sends| if sends { SENDS } else { 0 };
         let peer = peer.map_or(0, |(peer, send)| (u64::from(peer) + 1) | sends(send));
         let transfers = (transfers as u64).min(MAX_TRANSFERS);
-        Self { kind, descriptor, bytes, peer, transfers, tag: 0 }
+        Self { kind, descriptor, bytes, peer, transfers, carriers: 0, tag: 0 }
     }
+}
+
+/// Returns the set of the carriers of a call: which one it is depends on where its buffers lie,
+/// which is known when it runs.
+#[inline]
+fn carriers_of(programs: &Programs) -> u64 {
+    let bit = |carrier: Carrier| 1 << carrier as u64;
+    let mapped = programs.mapped.as_ref().map_or(0, |bound| bit(bound.carrier));
+    let engines = if programs.engines { bit(Carrier::CopyEngines) } else { 0 };
+    bit(programs.any.carrier) | mapped | engines
 }

@@ -7,6 +7,7 @@ use super::ticks::{Scale, moment};
 use super::{ASKED, COLLECTIVES, End, Entry, IN_A_KERNEL, KernelCollective, Kind, ON_GPU};
 use super::{Section, Source, Stage, Waiting};
 use crate::op::descriptor::Descriptor;
+use oxccl_plan::Carrier;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -144,6 +145,10 @@ pub struct OperationReport {
     /// one; `None` for other operations.
     #[serde(default)]
     pub plan: Option<String>,
+    /// The carriers of a collective's data, by the names of `oxccl plan`: which one of several it
+    /// is depends on the memory of its buffers. `None` for other operations.
+    #[serde(default)]
+    pub carrier: Option<String>,
     /// Bytes of a block, or of all sends and receives.
     pub bytes: u64,
     /// The peer of the first send or receive, or of a one-sided operation.
@@ -386,6 +391,7 @@ fn operation(entry: &Entry, scale: &Scale) -> Option<OperationReport> {
         of_kind: load(&entry.of_kind),
         what: words(kind, descriptor),
         plan: descriptor.plans().filter(|_| kind == Kind::Collective),
+        carrier: carriers(load(&entry.carriers)),
         bytes: load(&entry.bytes),
         peer: (peer as u32).checked_sub(1),
         sends: (peer as u32 != 0).then_some(peer & SENDS != 0),
@@ -397,6 +403,13 @@ fn operation(entry: &Entry, scale: &Scale) -> Option<OperationReport> {
         ended_ns: scale.ns(load(&entry.ended)),
         descriptor,
     })
+}
+
+/// Returns the names of a set of carriers; `None` for an empty one.
+fn carriers(set: u64) -> Option<String> {
+    let names = Carrier::ALL.iter().filter(|carrier| set >> **carrier as u64 & 1 != 0);
+    let names: Vec<_> = names.map(|carrier| carrier.name()).collect();
+    (!names.is_empty()).then(|| names.join(" or "))
 }
 
 fn words(kind: Kind, descriptor: Descriptor) -> String {

@@ -130,7 +130,9 @@ fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let call = Call { spec, input, output, count: 5, dtype, op, scale: None };
     let plan = Plan::new(spec, Algorithm::Ring).expect("a plan");
     let any_memory = Route { plan, carrier: Carrier::Edges };
-    let programs = Programs::new(&Choice { any_memory, mapped: None, engines: false }, 0);
+    let mapped = Plan::new(spec, Algorithm::TwoShotMapped).expect("a plan");
+    let mapped = Some(Route { plan: mapped, carrier: Carrier::InPlace });
+    let programs = Programs::new(&Choice { any_memory, mapped, engines: true }, 0);
     let what = What::collective(&programs, &call);
     recorder.call(&message(1), 1);
     let called = recorder.call(&what, 1);
@@ -139,7 +141,10 @@ fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let op = &rank.operations[1];
     assert_eq!((op.kind, op.of_kind, op.bytes), (Kind::Collective, 0, 20));
     assert_eq!(op.what, "reduce of 5 × float, max, root 1");
-    assert_eq!((op.plan.as_deref(), &rank.operations[0].plan), (Some("ring"), &None));
+    assert_eq!(op.plan.as_deref(), Some("ring or two_shot_mapped"));
+    assert_eq!(op.carrier.as_deref(), Some("edges or in place or copy engines"));
+    let message = &rank.operations[0];
+    assert_eq!((&message.plan, &message.carrier), (&None, &None));
     assert_eq!((rank.collectives, rank.device, rank.gpu), (1, 1, None));
     let mut counts = [0; COLLECTIVES];
     counts[Collective::Reduce as usize] = 1;

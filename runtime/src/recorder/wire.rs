@@ -45,7 +45,7 @@ pub fn decode(bytes: &[u8]) -> Option<Process> {
         [name, failure].into_iter().for_each(clean);
         for operation in operations {
             clean(&mut operation.what);
-            operation.plan.iter_mut().for_each(clean);
+            operation.plan.iter_mut().chain(&mut operation.carrier).for_each(clean);
         }
     }
     // Nobody waits for a rank that does not exist.
@@ -77,6 +77,7 @@ mod tests {
             of_kind: number,
             what: "send/recv".to_owned(),
             plan: None,
+            carrier: None,
             bytes: 7,
             peer: Some(1),
             sends: Some(true),

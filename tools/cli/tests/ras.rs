@@ -141,6 +141,9 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
         command.args(["ras", "--patience", "0.3", "--pid", "1", "--from"]).arg(path);
         bind_to_parent(&mut command).output().expect("it runs")
     };
+    let operations = &status["processes"][0]["ranks"][0]["operations"];
+    let carriers = operations.as_array().expect("operations").iter().map(|op| &op["carrier"]);
+    assert!(carriers.clone().count() > 0 && carriers.clone().all(Value::is_string), "{operations}");
     let told = of_file(&folder.path().join("all.json"));
     let text = String::from_utf8_lossy(&told.stdout);
     assert!(told.status.code() == Some(2) && text.contains("is stopped by a signal"), "{text}");

@@ -23,6 +23,7 @@ fn call(number: u64, count: u64, called_ns: u64) -> OperationReport {
         of_kind: number,
         what: descriptor(count).to_string(),
         plan: descriptor(count).plans(),
+        carrier: None,
         bytes: 4 * count,
         peer: None,
         sends: None,

@@ -53,6 +53,7 @@ fn event(
         "dur": us(end_ns.saturating_sub(begin_ns)),
         "args": {
             "plan": op.plan,
+            "carrier": op.carrier,
             "operation": op.number,
             "of_kind": op.of_kind,
             "bytes": op.bytes,
