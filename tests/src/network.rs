@@ -73,13 +73,13 @@ pub fn apart(test: &str, hosts: u32, part: impl FnOnce(&Network)) {
         set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
         return match Network::new(hosts) {
             Ok(network) => part(&network),
-            Err(reason) => missing("network namespaces", &reason),
+            Err(reason) => missing("netns", &reason),
         };
     }
     let options = ["--map-root-user", "--net"];
     let tried = Command::new("unshare").args(options).arg("true").output();
     if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
-        return missing("network namespaces", &format!("{tried:?}"));
+        return missing("netns", &format!("{tried:?}"));
     }
     let own = std::env::current_exe().expect("a path");
     let mut command = Command::new("unshare");

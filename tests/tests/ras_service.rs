@@ -395,7 +395,7 @@ fn can_hide() -> bool {
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
         Err(error) => error.to_string(),
     };
-    missing("namespaces", &why);
+    missing("unshare", &why);
     false
 }
 

@@ -103,6 +103,29 @@ fn every_algorithm_when_forced() {
 }
 
 #[test]
+fn every_algorithm_between_two_hosts_when_forced() {
+    for algorithm in [
+        "rails_one_shot",
+        "rails_two_shot",
+        "rails_ring",
+        "rails_tree",
+        "rails_halving",
+        "rails_bruck",
+    ] {
+        processes(4, ["9", "300", "262144"], |_, command| {
+            command.env("OXCCL_ALGORITHM", algorithm).env("OXCCL_RANKS_PER_NODE", "2");
+        });
+    }
+}
+
+#[test]
+fn hosts_with_unequal_numbers_of_ranks() {
+    processes(5, ["10", "1500", "1048576"], |_, command| {
+        command.env("OXCCL_RANKS_PER_NODE", "3");
+    });
+}
+
+#[test]
 fn a_buffer_of_more_than_four_gib() {
     let players = players(2);
     let count = (1usize << 32) + 12_345;

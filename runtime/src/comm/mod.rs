@@ -35,6 +35,7 @@ use create::ChildMeetings;
 pub use create::{Member, create};
 pub use holder::{Holder, Origin};
 pub use options::Options;
+pub use rank_info::policy_of;
 pub use team::Team;
 
 /// The longest time that the end of a communicator waits for operations that cannot be cancelled.

@@ -120,6 +120,21 @@ pub(super) fn same_tuner(infos: &[RankInfo]) -> Result<()> {
     Err(Error::Init { why })
 }
 
+/// Returns the policy with this algorithm, or with all if it is no algorithm's name.
+fn policy(algorithm: &str, deterministic: bool) -> Policy {
+    Policy { only: algorithm_named(algorithm).map(Selection::from), deterministic }
+}
+
+/// Returns the policy for choosing plans that the settings ask for.
+///
+/// # Errors
+///
+/// `OXCCL_ALGORITHM` names no algorithm, or one that the settings forbid.
+pub fn policy_of(config: &Config) -> Result<Policy> {
+    algorithm(config)?;
+    Ok(policy(&config.algorithm, config.deterministic))
+}
+
 /// Returns the value of OXCCL_ALGORITHM, padded with zeros.
 pub(super) fn algorithm(config: &Config) -> Result<[u8; 16]> {
     let (name, deterministic) = (config.algorithm.as_str(), config.deterministic);
@@ -172,8 +187,7 @@ impl RankInfo {
             log::line(Level::Warn, Subsystem::Init, &text);
         }
         let name = String::from_utf8_lossy(&self.algorithm);
-        let only = algorithm_named(name.trim_end_matches('\0')).map(Selection::from);
-        Policy { only, deterministic: self.deterministic }
+        policy(name.trim_end_matches('\0'), self.deterministic)
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {

@@ -3,9 +3,9 @@
 use crate::error::{Error, Result};
 use crate::perf::options::{Kind, size};
 use oxccl_plan::select::{self, Policy, Topology};
-use oxccl_plan::{Collective, Spec, explain};
+use oxccl_plan::{Collective, Spec, explain, lines};
 use oxccl_runtime::config::Config;
-use oxccl_runtime::device;
+use oxccl_runtime::{comm, device};
 use std::process::ExitCode;
 
 /// Kinds of devices.
@@ -24,7 +24,9 @@ Examples:
   oxccl plan all -n 16 --hosts 2 -b 64K
   oxccl plan all_gather -n 4 --device cuda --program 0
 
-Environment: OXCCL_DETERMINISTIC, NCCL_PROTO and OXCCL_DEVICE change what is chosen.";
+Environment: OXCCL_ALGORITHM, OXCCL_DETERMINISTIC, NCCL_PROTO and OXCCL_DEVICE change what is chosen.
+
+Exit codes: 1 for options or variables that cannot be used.";
 
 /// Options of `oxccl plan`.
 #[derive(clap::Args)]
@@ -75,9 +77,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if team * options.hosts != options.ranks {
         return Err(Error::Options("every host has to have equally many ranks".to_owned()));
     }
-    let topology =
-        device::usual_topology(is_host, options.ranks, team, Config::get().wants_lines())?;
-    let policy = Policy { only: None, deterministic: Config::checked()?.deterministic };
+    let config = Config::checked()?;
+    let policy = comm::policy_of(config)?;
+    // As a communicator does without lines where they carry nothing of the one algorithm.
+    let lines = config.wants_lines() && policy.single().is_none_or(lines::carry);
+    let topology = device::usual_topology(is_host, options.ranks, team, lines)?;
     for (number, collective) in collectives.into_iter().enumerate() {
         if number > 0 {
             println!();

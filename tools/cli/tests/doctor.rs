@@ -166,7 +166,7 @@ fn a_small_file_system_of_shared_memory_is_warned_of() {
     };
     let tried = unshare(mount);
     if tried.code != Some(0) {
-        return missing("namespaces", &tried.err);
+        return missing("unshare", &tried.err);
     }
     let found = unshare(&script(&format!("exec {OXCCL} doctor --no-pairs --json -")));
     let (verdict, why) = found.check("shared memory");

@@ -453,6 +453,27 @@ fn plans_name_what_moves_their_data_also_of_gpus_that_are_not_here() {
 }
 
 #[test]
+fn plans_are_chosen_as_a_communicator_chooses_them() {
+    let plan = |name: &str| {
+        let mut command = timed(OXCCL);
+        let arguments = ["plan", "all_reduce", "-n", "4", "-b", "256K", "--device", "host"];
+        let ended = output(command.args(arguments).env("OXCCL_ALGORITHM", name));
+        let ended = ended.expect("it runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (ended.status.code(), text(&ended.stdout), text(&ended.stderr))
+    };
+    for name in ["ring", "tree"] {
+        let (code, out, _) = plan(name);
+        let chosen: Vec<_> = out.lines().filter(|line| line.ends_with("chosen")).collect();
+        let is_named = |line: &&str| line.split_whitespace().next() == Some(name);
+        assert!(code == Some(0) && !chosen.is_empty() && chosen.iter().all(is_named), "{out}");
+    }
+    let (code, _, err) = plan("no_such");
+    let told = err.contains("OXCCL_ALGORITHM=no_such (environment) is no algorithm");
+    assert!(code == Some(1) && told, "{code:?} {err}");
+}
+
+#[test]
 fn plans_are_explained_and_variables_listed() {
     let (ok, out, _) =
         oxccl(&["plan", "all_reduce", "-n", "5", "-b", "2K", "--explain", "--program", "1"]);

@@ -209,7 +209,7 @@ fn describe(plan: &Plan, record: &Record, verdict: Verdict) -> String {
 fn campaign(asked: &Asked) -> bool {
     let spaces = network::leave_the_machine();
     if let Err(reason) = &spaces {
-        oxccl_tests::missing("network namespaces", reason);
+        oxccl_tests::missing("netns", reason);
     }
     let spaces = spaces.is_ok();
     let mut cells = Cell::all(spaces);
