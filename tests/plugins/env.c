@@ -9,7 +9,7 @@
 static ncclResult_t start(uint8_t major, uint8_t minor, uint8_t patch, const char *suffix) {
   const char *fixture = getenv("FIXTURE");
   if (fixture && !strcmp(fixture, "error")) return ncclSystemError;
-  return major == 2 && minor == 30 && patch == 7 && !*suffix ? ncclSuccess : ncclInvalidArgument;
+  return major == 2 && minor == 32 && patch == 3 && !*suffix ? ncclSuccess : ncclInvalidArgument;
 }
 
 #if VERSION == 1

@@ -178,6 +178,19 @@ fn a_plugin_that_fails_is_named_with_its_function_and_all_ranks_end() {
     }
 }
 
+/// All operations are complete by then.
+#[test]
+fn a_plugin_that_fails_at_the_end_spoils_nothing() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    for function in ["deregMr", "closeSend", "closeRecv", "finalize"] {
+        let fault = format!("{function}=error");
+        let ended = plugin.job(2, &["once"], &[("FIXTURE", &*fault), ("FIXTURE_RANK", "1")]);
+        expect_success(&ended);
+        let output = &ended[1].output;
+        assert!(output.contains(&format!("{function} of net plugin Fixture (")), "{output}");
+    }
+}
+
 /// In the middle of operations the communicator fails on all ranks, with the one cause.
 #[test]
 fn a_plugin_that_fails_or_hangs_during_operations_is_named_on_all_ranks() {
@@ -333,11 +346,14 @@ fn a_function_that_does_not_return_is_named_and_the_process_ends() {
     let Some(plugin) = Plugin::net(12, &[]) else { return };
     // All at once: each waits for ten seconds, or what is left to the making of a communicator.
     std::thread::scope(|scope| {
-        for function in ["init", "listen", "connect", "regMr", "isend", "test", "closeSend"] {
+        let making = ["init", "devices", "getProperties", "listen", "connect", "accept"];
+        let working = ["regMr", "isend", "irecv", "test"];
+        let ending = ["deregMr", "closeSend", "closeRecv", "closeListen", "finalize"];
+        for function in [&making[..], &working, &ending].concat() {
             let plugin = &plugin;
             scope.spawn(move || {
                 let fault = format!("{function}=hang");
-                let setup = ["init", "listen", "connect"].contains(&function);
+                let setup = ["init", "listen", "connect", "accept"].contains(&function);
                 let limit = if setup { "10.5" } else { "10" };
                 let variables = [
                     ("FIXTURE", fault.as_str()),
@@ -350,8 +366,8 @@ fn a_function_that_does_not_return_is_named_and_the_process_ends() {
                 let took = start.elapsed();
                 assert!(took < Duration::from_secs(60), "{fault}: {took:?}");
                 assert!(ended.iter().all(|e| e.status.is_some()), "{fault}");
-                // What closes a connection holds nothing up.
-                if function != "closeSend" {
+                // What ends a connection, or the plugin, holds nothing up.
+                if !ending.contains(&function) {
                     let text = format!("{function} of net plugin Fixture (");
                     let named = ended[0].output.contains(&text)
                         && ended[0].output.contains(&format!("has not returned for {limit} s"));

@@ -2,6 +2,7 @@
 //! nothing here writes to the log.
 
 use super::load::{Attempt, Found, Kind, load, wanted};
+use crate::NCCL_VERSION;
 use oxccl_plugin_abi::env::{ncclEnv_v1_t, ncclEnv_v2_t};
 use oxccl_plugin_abi::{logger, ncclResult_t};
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -13,8 +14,18 @@ const KIND: Kind = Kind {
     symbol: "ncclEnvPlugin_v",
     versions: &[2, 1],
 };
-/// The version of NCCL whose interface this library has.
-const NCCL: (u8, u8, u8) = (2, 30, 7);
+/// The version of NCCL whose interface this library has, as its three numbers.
+const fn nccl_version() -> [u8; 3] {
+    let (text, mut numbers, mut at, mut i) = (NCCL_VERSION.as_bytes(), [0; 3], 0, 0);
+    while i < text.len() {
+        match text[i] {
+            b'.' => at += 1,
+            digit => numbers[at] = numbers[at] * 10 + (digit - b'0'),
+        }
+        i += 1;
+    }
+    numbers
+}
 
 type GetEnv = unsafe extern "C" fn(*const c_char) -> *const c_char;
 type Finalize = unsafe extern "C" fn() -> ncclResult_t;
@@ -103,7 +114,8 @@ impl EnvPlugin {
     /// # Safety
     /// The structure is one of an environment plugin, of the version that it is said to have.
     unsafe fn of(found: Found) -> Result<Self, String> {
-        let (major, minor, patch) = NCCL;
+        const { assert!(nccl_version()[0] == 2, "a version of NCCL") };
+        let [major, minor, patch] = nccl_version();
         let suffix = c"".as_ptr();
         let version = found.version;
         if version == 1 {

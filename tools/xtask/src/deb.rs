@@ -61,7 +61,8 @@ const PACKAGES: [Package; 5] = [
     Package {
         name: "oxccl",
         section: "utils",
-        contents: &["bin", "share"],
+        // Not the licences: Debian has its own place for them.
+        contents: &["bin", "share/bash-completion", "share/fish", "share/man", "share/zsh"],
         ours: &[],
         control: "",
         overrides: "",

@@ -149,6 +149,9 @@ fn stage(root: &Path, options: &Options, prefix: &Path) -> Result<(), Error> {
     copy(&built.command, &prefix.join("bin/oxccl"))?;
     // Completions and manual pages.
     run(Command::new(&built.command).arg("share").arg(prefix.join("share")))?;
+    for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        copy(&root.join(license), &prefix.join("share/licenses/oxccl").join(license))?;
+    }
     for folder in ["capi/include", "plugins/include"] {
         copy_all(&root.join(folder), &prefix.join("include/oxccl"))?;
     }

@@ -23,9 +23,9 @@ const OF_PASSED_ON: (u64, u64) = (128 << 10, 512 << 10);
 const OF_FOLDED: (u64, u64) = (128 << 10, 2 << 20);
 /// and of what is folded and passed on.
 const OF_FOLDED_AND_PASSED_ON: (u64, u64) = (64 << 10, 1 << 20);
-/// The longest message, in bytes, that travels in packets: between two ranks (measured on two
-/// H100), and among more, whose edges have few slots.
-const MESSAGE_PACKETS_BYTES: [u64; 2] = [128 << 10, 16 << 10];
+/// The longest message, in bytes, that travels in packets: between two ranks, and among more, whose
+/// edges have few slots (measured on two H100 with two and four ranks).
+const MESSAGE_PACKETS_BYTES: [u64; 2] = [128 << 10, 64 << 10];
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
 
@@ -288,8 +288,12 @@ pub fn message_digest(what: u32, bytes: u64) -> u32 {
     (digest((what, bytes)) & !MESSAGE).max(1) | MESSAGE
 }
 
-/// The least slots of a message for each warp of a lane, so that small messages take few lanes.
-const LANE_WARP_SLOTS: u64 = 2;
+/// The least slots of a message for each warp of a lane, so that small messages take few lanes:
+/// where edges have many slots, and where they have few. There the warp that also puts the header
+/// would wait until the receiver has given a slot back.
+const LANE_WARP_SLOTS: [u64; 2] = [2, 1];
+/// The bytes of a message from which on lanes have all of their work, and take the former.
+const FULL_LANES_BYTES: u64 = 128 << 10;
 
 /// Spreads a message of so many bytes over lanes, the same at both of its ends; returns the number
 /// of lanes, and the slots of lines in a unit as in [`abi::Message`].
@@ -302,7 +306,8 @@ pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
     let packets = bytes <= MESSAGE_PACKETS_BYTES[more];
     let data_bytes = if packets { abi::SLOT_DATA_BYTES } else { abi::UNIT_DATA_BYTES };
     let (slots, warps) = (bytes.div_ceil(data_bytes as u64), abi::MESSAGE_WARPS as u64);
-    let lanes = slots.div_ceil(warps * LANE_WARP_SLOTS).clamp(1, u64::from(view.line_lanes));
+    let each = LANE_WARP_SLOTS[if bytes > FULL_LANES_BYTES { 0 } else { more }];
+    let lanes = slots.div_ceil(warps * each).clamp(1, u64::from(view.line_lanes));
     if packets {
         return (lanes as u32, abi::SLOT_OF_PACKETS);
     }
