@@ -29,6 +29,13 @@ fn the_table_of_variables_is_what_codegen_would_write() {
 }
 
 #[test]
+fn pages_quote_files_as_they_are() {
+    let stale = xtask::quoted::stale(&root()).expect("the files can be read");
+    let stale: Vec<_> = stale.into_iter().map(|(path, _)| path).collect();
+    assert!(stale.is_empty(), "{stale:?} are stale: run cargo run -p xtask -- codegen");
+}
+
+#[test]
 fn the_picture_of_speed_is_what_codegen_would_draw() {
     let found = std::fs::read_to_string(root().join(xtask::speed::FILE)).expect("a file");
     let stale = "docs/speed.svg is stale: run cargo run -p xtask -- codegen";

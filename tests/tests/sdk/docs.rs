@@ -46,29 +46,17 @@ fn links(text: &str) -> Vec<&str> {
     paths.filter(|path| !path.is_empty() && !path.contains("://")).collect()
 }
 
-/// A page with what it includes: a file, or the part of one between two marks.
-fn with_includes(page: &str) -> String {
-    let text = read(&docs().join(page));
-    let mut out = String::new();
-    for line in text.lines() {
-        let include = line.strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}"));
-        let Some(include) = include else {
-            out += line;
-            out.push('\n');
-            continue;
-        };
-        let (path, anchor) = include.split_once(':').unwrap_or((include, ""));
-        let included = read(&docs().join(page).with_file_name(path));
-        let part = match anchor {
-            "" => Some(included.as_str()),
-            anchor => included
-                .split_once(&format!("<!-- ANCHOR: {anchor} -->\n"))
-                .and_then(|(_, rest)| rest.split_once(&format!("<!-- ANCHOR_END: {anchor} -->")))
-                .map(|(part, _)| part),
-        };
-        out += part.unwrap_or_else(|| panic!("{page}: there is no {include}"));
+/// A page without what it quotes of other pages, which is tested where it stands.
+fn own_text(page: &str) -> String {
+    let (mut own, mut quotes) = (String::new(), false);
+    for line in read(&docs().join(page)).lines() {
+        quotes |= xtask::quoted::source(line).is_some_and(|path| path.ends_with(".md"));
+        if !quotes {
+            own += &format!("{line}\n");
+        }
+        quotes &= line != xtask::quoted::END;
     }
-    out
+    own
 }
 
 /// The blocks of a page's own text: what stands behind the opening marks, and the contents.
@@ -94,7 +82,7 @@ fn the_summary_has_all_pages_and_links_lead_somewhere() {
     listed.sort_unstable();
     assert_eq!(listed, pages(""));
     for page in listed.iter().chain(&[README]) {
-        let text = with_includes(page);
+        let text = read(&docs().join(page));
         for link in links(&text) {
             let at = docs().join(page).with_file_name(link);
             assert!(at.exists(), "{page} links to {link}");
@@ -128,7 +116,7 @@ fn all_there(needs: &str) -> bool {
 /// Writes and runs a page's blocks; how many ran.
 fn run_page(page: &str) -> usize {
     let folder = folder(&format!("docs-{}", page.replace('/', "-")));
-    let text_of_page = read(&docs().join(page));
+    let text_of_page = own_text(page);
     let (mut waiting, mut ran) = (None, 0);
     for (words, contents) in blocks(&text_of_page) {
         let (language, needs) = words.split_once(' ').unwrap_or((&words, ""));
@@ -153,10 +141,6 @@ fn run_page(page: &str) -> usize {
                 "rs"
             }
             other => panic!("{page}: nothing runs a block of {other:?}"),
-        };
-        let contents = match contents.strip_prefix("{{#include ") {
-            Some(rest) => read(&docs().join(rest.trim_end().trim_end_matches("}}"))),
-            None => contents,
         };
         assert!(waiting.is_none(), "{page}: nothing runs the block before that of {language}");
         waiting = Some(language.to_owned());

@@ -24,7 +24,8 @@ Examples:
   oxccl plan all -n 16 --hosts 2 -b 64K
   oxccl plan all_gather -n 4 --device cuda --program 0
 
-Environment: OXCCL_ALGORITHM, OXCCL_DETERMINISTIC, NCCL_PROTO and OXCCL_DEVICE change what is chosen.
+Environment: OXCCL_ALGORITHM, OXCCL_DETERMINISTIC, NCCL_PROTO and OXCCL_DEVICE change what is
+chosen.
 
 Exit codes: 1 for options or variables that cannot be used.";
 

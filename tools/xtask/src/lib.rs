@@ -9,6 +9,7 @@ pub mod headers;
 pub mod install;
 pub mod model;
 mod prefix;
+pub mod quoted;
 pub mod reference;
 pub mod speed;
 pub mod tidy;

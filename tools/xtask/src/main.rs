@@ -146,6 +146,7 @@ fn facts(
 fn codegen(root: &Path) -> Result<(), String> {
     xtask::headers::write(root).map_err(|e| e.to_string())?;
     xtask::bindings::write(root).map_err(|e| e.to_string())?;
+    xtask::quoted::write(root)?;
     let file = xtask::environment::FILE;
     xtask::environment::write(root).map_err(|e| format!("{file}: {e}"))?;
     let file = xtask::speed::FILE;
