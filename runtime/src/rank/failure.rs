@@ -9,6 +9,7 @@ use crate::ras::job;
 use crate::ras::verdict::{Cause, Patience, Verdict, verdicts};
 use crate::recorder::Source;
 use crate::recorder::read::{self, PROC};
+use std::fmt::Write;
 use std::path::Path;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -66,6 +67,7 @@ impl Rank {
     pub fn fail(&self, mut error: Error) {
         self.note_loss(&error);
         self.explain(&mut error);
+        self.name_host(&mut error);
         if self.failure.set(error.clone()).is_err() {
             // Return only when the peers can see the failure: from then on they write no more.
             while !self.failed.load(Ordering::Acquire) {
@@ -104,6 +106,14 @@ impl Rank {
         say(level, &error.to_string());
         if let Some(path) = path(&error) {
             say(Level::Info, &path);
+        }
+    }
+
+    /// Adds the host to the error about a lost rank of another one.
+    fn name_host(&self, error: &mut Error) {
+        let Error::Remote { site, why } = error else { return };
+        if let Some(host) = u32::try_from(site.peer).ok().and_then(|peer| self.other_host(peer)) {
+            let _ = write!(why, " (rank {} is on the host {host})", site.peer);
         }
     }
 
@@ -371,6 +381,21 @@ mod tests {
         let mismatch = Error::Mismatch { site, own: "this".to_owned(), theirs: "that".to_owned() };
         let expected = format!("{mismatch} (reported by rank 1)");
         assert_eq!(texts(&mismatch), [expected.clone(), expected]);
+    }
+
+    #[test]
+    fn a_lost_rank_is_named_with_its_host_unless_that_is_this_one() {
+        use crate::rank::{Member, Roster};
+        let text = |places: Vec<Option<usize>>| {
+            let rank = Rank::new(0, places, None, vec![0; 2]);
+            let member = |host: u8| Member::new([192, 0, 2, host].into(), 1, 0, false);
+            rank.set_roster(Roster { comm: 0, members: vec![member(1), member(2)] });
+            rank.lose(1, "its connection closed".to_owned());
+            rank.failure().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let far = "its connection closed (rank 1 is on the host 192.0.2.2); ";
+        assert!(text(vec![Some(0), None]).contains(far));
+        assert!(text(vec![Some(0), Some(1)]).contains("its connection closed; "));
     }
 
     #[test]

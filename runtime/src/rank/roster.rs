@@ -63,6 +63,14 @@ impl Rank {
         let _ = self.roster.set(roster);
     }
 
+    /// Returns the address of the host of a peer; `None` for this rank's own host, and if it is not
+    /// known.
+    pub(super) fn other_host(&self, peer: u32) -> Option<IpAddr> {
+        let is_here = self.local.get(peer as usize)?.is_some();
+        let member = self.roster.get()?.members.get(peer as usize)?;
+        (!is_here).then_some(member.host)
+    }
+
     /// Notes on the roster that a member has died.
     pub(super) fn strike(&self, peer: u32) {
         if let Some(member) = self.roster.get().and_then(|r| r.members.get(peer as usize)) {
