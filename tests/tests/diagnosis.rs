@@ -137,11 +137,11 @@ fn the_rank_at_fault_its_operation_and_the_reason_are_named() {
 }
 
 #[test]
-fn survivors_name_the_rank_that_was_killed_and_the_operation() {
+fn survivors_name_the_rank_that_was_killed_the_operation_and_the_step() {
     for (nranks, victim, calls) in [(2, 0, 3), (2, 1, 70), (2, 1, 0)] {
         let standstill = Standstill { nranks, how: "kill", victim, calls, root: 0 };
         let (verdict, _) = standstill.play(Cause::Failed, &[1 - victim]);
-        has(&verdict.text, &[&format!("lost rank {victim} "), "all_reduce (operation "]);
+        has(&verdict.text, &[&format!("lost rank {victim} at step "), "of all_reduce (operation "]);
     }
 }
 

@@ -188,7 +188,8 @@ impl Rank {
         let op_seq = self.recorder.finished.load(Ordering::Acquire);
         let (number, name) = *self.waiting();
         let operation = if number == op_seq { name } else { "" };
-        Site { rank: self.number as i32, peer, step: -1, op_seq, operation }
+        let step = self.recorder.step_of(op_seq);
+        Site { rank: self.number as i32, peer, step, op_seq, operation }
     }
 
     fn waiting(&self) -> MutexGuard<'_, (u64, &'static str)> {

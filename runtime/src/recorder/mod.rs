@@ -263,6 +263,15 @@ impl Section {
         of.store(number + 1, Ordering::Release);
     }
 
+    /// Returns the step at which an operation waits, as far as that was recorded; −1 if it waits at
+    /// none.
+    pub fn step_of(&self, number: u64) -> i32 {
+        let Waiting { number: of, peer_step, .. } = &self.waiting;
+        let waits = of.load(Ordering::Acquire) == number + 1;
+        let step = (peer_step.load(Ordering::Relaxed) >> 32) as i32 - 1;
+        if waits { step } else { -1 }
+    }
+
     /// Records what a kernel has waited for, in which collective if it is in one, and for how long.
     pub fn kernel_waits(
         &self,

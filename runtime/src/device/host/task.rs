@@ -471,8 +471,10 @@ impl Running {
         if let Error::Remote { site, .. } | Error::Reported { site, .. } = &mut error
             && site.operation.is_empty()
         {
-            let (rank, peer) = (self.endpoint.rank.number as i32, site.peer);
-            *site = Site { rank, peer, step: -1, op_seq: self.number, operation: self.name() };
+            let rank = &self.endpoint.rank;
+            let (own, peer, op_seq) = (rank.number as i32, site.peer, self.number);
+            let step = rank.recorder.step_of(op_seq);
+            *site = Site { rank: own, peer, step, op_seq, operation: self.name() };
         }
         error
     }
