@@ -290,21 +290,26 @@ impl<'a, 'c> Waits<'a, 'c> {
     /// Returns that two ranks call different collectives under one number.
     fn differs(&self) -> Option<Verdict> {
         let mut seen = HashSet::new();
-        self.all.iter().find_map(|Wait { from, number, .. }| {
+        self.all.iter().find_map(|wait| {
+            let Wait { from, number, .. } = wait;
             let number = number.filter(|number| seen.insert(*number))?;
             let own = from.collective(number)?.descriptor;
             let other = self.comm.members.iter().find_map(|member| {
                 let theirs = member.collective(number)?.descriptor;
-                (theirs != own).then_some((member.rank.rank, theirs))
+                (theirs != own).then_some((member, theirs))
             });
-            let (rank, theirs) = other?;
+            let (other, theirs) = other?;
             let [own_text, their_text] = own.texts(theirs);
-            let ranks = vec![from.rank.rank, rank];
+            let ranks = vec![from.rank.rank, other.rank.rank];
             let text = format!(
-                "rank {} calls {own_text}, and rank {rank} calls {their_text}, as collective {number} \
-                 of {}: all ranks have to make the same calls in the same order",
+                "rank {} calls {own_text} ({}), and rank {} calls {their_text} ({}), as collective \
+                 {number} of {}, and they wait for {}: all ranks have to make the same calls in the same order",
                 ranks[0],
-                self.comm.title()
+                from.place(),
+                ranks[1],
+                other.place(),
+                self.comm.title(),
+                span(wait.lasts_ns())
             );
             Some(Verdict { cause: Cause::Differs, comm: self.comm.number, ranks, text })
         })

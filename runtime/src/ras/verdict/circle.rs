@@ -1,7 +1,7 @@
 //! Ranks that wait for each other in circles.
 
 use super::{
-    Caller, Cause, Patience, Progress, Verdict, Wait, Waits, operation_text, progress_with,
+    Caller, Cause, Patience, Progress, Verdict, Wait, Waits, operation_text, progress_with, span,
 };
 use crate::ras::job::{Comm, Member};
 use crate::recorder::read::ProcessState;
@@ -14,6 +14,7 @@ struct Edge<'a, 'c> {
     from: Member<'a>,
     to: Member<'a>,
     caller: Caller,
+    lasts_ns: u64,
 }
 
 /// Returns the circles of waits, one of which has lasted for long enough.
@@ -25,9 +26,11 @@ pub(super) fn circles(all: &[&Waits<'_, '_>], patience: Patience) -> Vec<Verdict
         let runs = |of: &&Wait<'_>| of.from.process.state != ProcessState::Stopped;
         for wait in waits.all.iter().filter(runs) {
             let Some(to) = waits.first_of(wait) else { continue };
-            let (from, caller) = (wait.from, waits.caller(&to));
-            edges.entry(wait.caller).or_default().push(Edge { comm: waits.comm, from, to, caller });
-            if wait.lasts_ns() >= patience.waiting_ns {
+            let (comm, from, caller) = (waits.comm, wait.from, waits.caller(&to));
+            let lasts_ns = wait.lasts_ns();
+            let edge = Edge { comm, from, to, caller, lasts_ns };
+            edges.entry(wait.caller).or_default().push(edge);
+            if lasts_ns >= patience.waiting_ns {
                 starts.push(wait.caller);
             }
         }
@@ -76,7 +79,7 @@ fn find<'a, 'c>(
 fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
     let progress = |edge: &Edge<'_, '_>| progress_with(&edge.from, &edge.to);
     let texts = circle.iter().map(|edge| {
-        let Edge { comm, from, to, .. } = edge;
+        let Edge { comm, from, to, lasts_ns, .. } = edge;
         let (place, operation) = (from.place(), operation_text(from));
         let (own, title, other) = (from.rank.rank, comm.title(), to.rank.rank);
         let why = match progress(edge) {
@@ -84,7 +87,11 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
             Some(Progress::NotBegun) => ", whose stream has not come to it",
             Some(Progress::Inside | Progress::Done) => "",
         };
-        format!("rank {own} of {title} ({place}) waits in {operation} for rank {other}{why}")
+        let waited = span(*lasts_ns);
+        format!(
+            "rank {own} of {title} ({place}) has waited for {waited} in {operation} for rank \
+             {other}{why}"
+        )
     });
     // A stream that has not come to a call may wait for something else.
     let more = match circle.iter().any(|edge| progress(edge) == Some(Progress::NotBegun)) {

@@ -162,9 +162,10 @@ fn calls_that_differ_are_told_side_by_side() {
         &[process(1, vec![rank(0, 3, 2, Some(1))]), process(2, vec![other])],
         Cause::Differs,
         &[0, 1],
-        "rank 0 calls all_reduce of 5 × float, sum, and rank 1 calls all_reduce of 6 × float, sum, as \
-         collective 2 of communicator 0000000000000007 \"tp\": all ranks have to make the same calls \
-         in the same order",
+        "rank 0 calls all_reduce of 5 × float, sum (process 1 (train) on node1), and rank 1 calls \
+         all_reduce of 6 × float, sum (process 2 (train) on node1), as collective 2 of communicator \
+         0000000000000007 \"tp\", and they wait for 3.0 s: all ranks have to make the same calls in \
+         the same order",
     );
 }
 
@@ -192,6 +193,7 @@ fn of_a_chain_over_communicators_the_end_is_named_and_of_a_circle_all_of_it() {
     assert!(verdict.text.contains("rank 0 of communicator 0000000000000007 \"tp\" (process 1"));
     assert!(verdict.text.contains("rank 1 of communicator 0000000000000008 (process 2"));
     assert_eq!(verdict.text.matches(", which has not called it").count(), 2, "{}", verdict.text);
+    assert_eq!(verdict.text.matches(" has waited for 3.0 s in ").count(), 2, "{}", verdict.text);
     assert!(verdict.text.ends_with("a stream of its own"), "{}", verdict.text);
     // One has called, and its stream waits for something.
     let mut late = chain;
