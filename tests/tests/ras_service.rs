@@ -332,6 +332,15 @@ fn a_job_goes_on_beside_a_thousand_silent_clients_and_what_strangers_send() {
 }
 
 #[test]
+fn a_job_that_does_without_the_service_has_none() {
+    let port = Port::new();
+    let job = start(&port, 2, &["stuck", "skip", "0", "2", "0"], |_| false);
+    let refused = port.connect().err().map(|error| error.kind());
+    assert_eq!(refused, Some(ErrorKind::ConnectionRefused));
+    end(job, 2);
+}
+
+#[test]
 fn who_listens_hears_of_the_death_of_a_process_and_it_is_missing_then() {
     let port = Port::new();
     // Rank 0 calls nothing any more, so that it survives; it alone has a service.
