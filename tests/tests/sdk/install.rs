@@ -45,6 +45,15 @@ fn by_pkg_config_shared_and_static() {
 }
 
 #[test]
+fn licences_are_installed() {
+    for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        let installed = std::fs::read(prefix().join("share/licenses/oxccl").join(license));
+        let own = std::fs::read(Path::new(ROOT).join(license)).expect("a licence");
+        assert!(installed.expect("a licence") == own);
+    }
+}
+
+#[test]
 fn from_a_prefix_that_was_moved() {
     if !have("cc") || !have("pkg-config") {
         return;

@@ -6,14 +6,15 @@ use oxccl_runtime::config::{Config, Origin, Setting, Status, Value};
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Examples and files of `oxccl env`, the end of its help and manual page.
+/// Examples, environment and exit codes of `oxccl env`, the end of its help and manual page.
 const MORE: &str = "\
 Examples:
   oxccl env --changed
   oxccl env socket timeout
   oxccl env --json
 
-Files: the one that NCCL_CONF_FILE names, else ~/.nccl.conf; then /etc/nccl.conf.
+Environment: all variables of the library. Those that it lacks are taken from the file that
+NCCL_CONF_FILE names, else ~/.nccl.conf; then from /etc/nccl.conf.
 
 Exit code: 0, or 2 if a variable has a value with which no communicator is made.";
 

@@ -16,9 +16,20 @@ mod topo;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
+/// Examples, environment and exit codes of `oxccl`, the end of its help and manual page.
+const MORE: &str = "\
+Examples:
+  oxccl perf all_reduce
+  oxccl run -n 4 ./program
+  oxccl help perf
+
+Environment: oxccl env prints all variables of the library.
+
+Exit codes: 0, or 1 if a command failed; 2 where a command has found something, see its own help.";
+
 /// Collective communication between processes, measured and explained.
 #[derive(Parser)]
-#[command(name = "oxccl", version, max_term_width = 100)]
+#[command(name = "oxccl", version, max_term_width = 100, after_long_help = MORE)]
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
@@ -28,7 +39,7 @@ struct Arguments {
 enum Command {
     /// Measure and check a collective, with the options and columns of nccl-tests.
     Perf(Box<perf::options::Options>),
-    /// Start a program on several ranks of this host.
+    /// Start a program on several ranks, of this host or of others.
     Run(run::Options),
     /// Show which plan serves a call, and why.
     Plan(plan::Options),

@@ -44,3 +44,29 @@ fn make(folder: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(folder).map_err(failed(folder))?;
     Ok(folder.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_page_has_examples_environment_and_exit_codes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = Options { folder: folder.path().to_owned() };
+        main(&options, crate::Arguments::command()).expect("pages");
+        let pages = std::fs::read_dir(folder.path().join("man/man1")).expect("pages");
+        let mut names = Vec::new();
+        for page in pages {
+            let path = page.expect("a page").path();
+            let text = std::fs::read_to_string(&path).expect("a page");
+            for part in ["Examples:", "Environment", "Exit code"] {
+                assert!(text.contains(part), "{}: no {part}", path.display());
+            }
+            names.push(path.file_stem().expect("a name").to_string_lossy().into_owned());
+        }
+        assert!(names.iter().any(|name| name == "oxccl-ras-dump"), "{names:?}");
+        // No pages about pages.
+        assert!(!names.iter().any(|name| name.contains("help") || name.contains("share")));
+    }
+}

@@ -22,7 +22,7 @@ use report::{Item, Row};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Examples and exit codes of `oxccl doctor`, the end of its help and manual page.
+/// Examples, environment and exit codes of `oxccl doctor`, the end of its help and manual page.
 const MORE: &str = "\
 Examples:
   oxccl doctor
@@ -34,6 +34,8 @@ Examples:
 
 Under a launcher (oxccl run, mpirun, srun, torchrun) the ranks are its processes; the first one of
 each host checks that host.
+
+Environment: OXCCL_DEVICE (auto, host, cuda), and all variables of the library, which are judged.
 
 Exit code: 0 if all is well or there are warnings, 1 if there is a failure; with --compare 0 if
 nothing differs, 2 if something does, 1 after failures.";

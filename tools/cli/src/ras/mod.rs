@@ -19,7 +19,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Examples and exit codes of `oxccl ras`, the end of its help and manual page.
+/// Examples, environment and exit codes of `oxccl ras`, the end of its help and manual page.
 const MORE: &str = "\
 Examples:
   oxccl ras
@@ -32,8 +32,21 @@ Examples:
 It reads what the processes of this user on this machine record, and asks none of them: so it also
 answers while all of them are stuck. Processes of other users need privileges.
 
+Environment: none. NCCL_RAS_ADDR and its kin are those of the service, see oxccl env ras.
+
 Exit codes: 0 if nothing holds a job up, and after a dump; 2 if something does; 1 if the command
 failed.";
+
+/// Examples, environment and exit codes of `oxccl ras dump`, the end of its help and manual page.
+const DUMPS: &str = "\
+Examples:
+  oxccl ras dump chrome trace.json
+  oxccl ras dump flight-recorder traces/ && torchfrtrace traces/ -p oxccl_rank_
+  oxccl ras dump prometheus /var/lib/node_exporter/oxccl.prom
+
+Environment: none.
+
+Exit codes: 0 after a dump; 1 if it could not be written.";
 
 /// Options of `oxccl ras`.
 #[derive(Args)]
@@ -58,6 +71,7 @@ pub(crate) struct Options {
 #[derive(Subcommand)]
 enum Action {
     /// Write what is recorded in a format that other tools read.
+    #[command(after_long_help = DUMPS)]
     Dump {
         /// The format.
         format: Format,

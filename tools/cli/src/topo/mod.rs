@@ -18,14 +18,16 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Examples of `oxccl topo`, the end of its help and manual page.
+/// Examples, environment and exit codes of `oxccl topo`, the end of its help and manual page.
 const MORE: &str = "\
 Examples:
   oxccl topo
   oxccl topo --svg machine.svg
   oxccl topo --json - | jq 'select(.kind == \"gpu\")'
 
-The numbers of GPUs are those of this process, which CUDA_VISIBLE_DEVICES changes.";
+Environment: CUDA_VISIBLE_DEVICES changes the numbers of GPUs, which are those of this process.
+
+Exit code: 0, or 1 if a file cannot be written.";
 
 /// Options of `oxccl topo`.
 #[derive(Args)]
