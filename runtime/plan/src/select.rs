@@ -43,6 +43,24 @@ pub struct Topology {
 }
 
 impl Topology {
+    /// Returns the carriers that data may have among several ranks, of which [`Carrier::of`] gives
+    /// each plan one.
+    pub fn carriers(&self) -> Vec<Carrier> {
+        let shared = self.direct && !self.lines;
+        let packets = self.packets != Packets::Nowhere;
+        let engines = shared && self.engine_bytes < u64::MAX;
+        let all = [
+            (packets && !self.lines, Carrier::Packets),
+            (shared, Carrier::Stage),
+            (shared, Carrier::InPlace),
+            (shared && self.remote_reads, Carrier::RemoteRead),
+            (engines, Carrier::CopyEngines),
+            (self.lines, Carrier::Lines),
+            (self.edges && !self.lines, Carrier::Edges),
+        ];
+        all.into_iter().filter(|(may, _)| *may).map(|(_, carrier)| carrier).collect()
+    }
+
     /// Returns the topology for a call that takes at most so many thread blocks.
     pub fn in_blocks(mut self, most: u8) -> Self {
         if let Packets::Kernels { room, .. } = &mut self.packets {

@@ -419,10 +419,11 @@ fn a_line_tells_of_each_communicator_and_rank() {
     for line in lines(&mut command) {
         let (number, told) = line.split_once(": rank ").expect("a rank");
         assert!(u64::from_str_radix(number, 16).is_ok(), "{line}");
-        assert!(told.contains("hosts 1, host memory; ") && told.ends_with(" ms"), "{line}");
+        let by = "hosts 1, host memory, by packets, stage, in place, ";
+        assert!(told.contains(by) && told.contains("edges; ") && told.ends_with(" ms"), "{line}");
     }
     for line in lines(command.env("OXCCL_RANKS_PER_NODE", "1")) {
-        assert!(line.contains("hosts 2, host memory, Socket "), "{line}");
+        assert!(line.contains("hosts 2, host memory, by edges, Socket "), "{line}");
     }
 }
 

@@ -29,6 +29,7 @@ use crate::ras::service;
 use crate::recorder::{self, Memory, Recorder, Stage};
 use links::Links;
 use members::Members;
+use oxccl_plan::Carrier;
 use oxccl_plan::select::Policy;
 use std::collections::HashMap;
 use std::mem::take;
@@ -294,14 +295,15 @@ fn tell(comm: &Communicator, facts: &Facts, between: Option<&str>, begun: Instan
     let (nranks, hosts) = (hosts.iter().sum::<u32>(), hosts.len());
     let device = match comm.device {
         Device::Host(_) => "host memory".to_owned(),
-        Device::Cuda(gpu) if comm.topology.lines => format!("GPU {gpu}, in lines"),
         Device::Cuda(gpu) => format!("GPU {gpu}"),
     };
+    let names: Vec<_> = comm.topology.carriers().into_iter().map(Carrier::name).collect();
+    let by = if nranks > 1 { format!(", by {}", names.join(", ")) } else { String::new() };
     let between = between.map_or_else(String::new, |net| format!(", {net} between hosts"));
     let kib = (comm.memory().releasable + comm.memory().persistent).div_ceil(1024);
     let ms = begun.elapsed().as_secs_f64() * 1e3;
     let text = format!(
-        "communicator {number:016x}{name}: rank {rank} of {nranks}, hosts {hosts}, {device}{between}; \
+        "communicator {number:016x}{name}: rank {rank} of {nranks}, hosts {hosts}, {device}{by}{between}; \
          {kib} KiB, made in {ms:.1} ms"
     );
     log::line_of(Some(*rank), Level::Info, Subsystem::Init, &text);
