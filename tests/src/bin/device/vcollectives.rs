@@ -44,7 +44,7 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
             }
         }
     }
-    // Who has nothing to wait for in the last call frees no memory of a GPU on which others capture.
+    // Who waits for nothing in the last call frees no memory of a GPU on which others capture.
     ok(rank.call(sum(1), send.at, recv.at))?;
     rank.synchronize()?;
     rank.leave()
