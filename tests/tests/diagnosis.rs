@@ -269,7 +269,7 @@ fn cut_the_cable(network: &Network) {
     let pids: Vec<u32> = (0..4).map(|rank| job.child(rank).id()).collect();
     for (host, beyond) in [(0, [2, 3]), (1, [0, 1])] {
         let here = [2 * host, 2 * host + 1];
-        let there = format!(" is on the host {})", network.address(1 - host));
+        let there = format!(" being on the host {}", network.address(1 - host));
         let names_them = |text: &str| {
             let lost = beyond.iter().any(|rank| text.contains(&format!("lost rank {rank}")));
             lost && text.contains("has heard nothing of it for") && text.contains(&there)

@@ -366,7 +366,7 @@ fn a_function_that_does_not_return_is_named_and_the_process_ends() {
                 let took = start.elapsed();
                 assert!(took < Duration::from_secs(60), "{fault}: {took:?}");
                 assert!(ended.iter().all(|e| e.status.is_some()), "{fault}");
-                // What ends a connection, or the plugin, holds nothing up.
+                // Where something is ended, it is enough that the process ends.
                 if !ending.contains(&function) {
                     let text = format!("{function} of net plugin Fixture (");
                     let named = ended[0].output.contains(&text)

@@ -52,6 +52,7 @@ impl Topology {
         let all = [
             (packets && !self.lines, Carrier::Packets),
             (shared, Carrier::Stage),
+            (shared && self.push, Carrier::Inbox),
             (shared, Carrier::InPlace),
             (shared && self.remote_reads, Carrier::RemoteRead),
             (engines, Carrier::CopyEngines),

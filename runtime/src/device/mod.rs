@@ -168,3 +168,38 @@ pub fn current() -> Result<Device> {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxccl_plan::select::{Memory, Policy, candidates};
+    use oxccl_plan::{Collective, Spec};
+
+    #[test]
+    fn a_topology_names_the_carriers_of_all_plans_that_serve_there() {
+        for (is_host, team, lines) in [
+            (true, 4, false),
+            (true, 2, false),
+            (false, 4, true),
+            (false, 4, false),
+            (false, 2, true),
+        ] {
+            let topology = usual_topology(is_host, 4, team, lines).expect("ranks fit");
+            let carriers = topology.carriers();
+            for collective in Collective::ALL {
+                for bytes in [8, 64 << 10, 64 << 20] {
+                    for memory in [Memory::Any, Memory::Mapped, Memory::Windows] {
+                        let spec = Spec::new(collective, 4, 1);
+                        let all = candidates(spec, bytes, &topology, memory, Policy::default());
+                        for of in all {
+                            assert!(
+                                carriers.contains(&of.carrier),
+                                "{of:?} is not in {carriers:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -14,9 +14,12 @@ const KIND: Kind = Kind {
     symbol: "ncclEnvPlugin_v",
     versions: &[2, 1],
 };
-/// The version of NCCL whose interface this library has, as its three numbers.
-const fn nccl_version() -> [u8; 3] {
-    let (text, mut numbers, mut at, mut i) = (NCCL_VERSION.as_bytes(), [0; 3], 0, 0);
+/// The version of NCCL whose interface this library has.
+const NCCL: [u8; 3] = numbers(NCCL_VERSION);
+
+/// Returns the three numbers of a version.
+const fn numbers(version: &str) -> [u8; 3] {
+    let (text, mut numbers, mut at, mut i) = (version.as_bytes(), [0; 3], 0, 0);
     while i < text.len() {
         match text[i] {
             b'.' => at += 1,
@@ -114,8 +117,7 @@ impl EnvPlugin {
     /// # Safety
     /// The structure is one of an environment plugin, of the version that it is said to have.
     unsafe fn of(found: Found) -> Result<Self, String> {
-        const { assert!(nccl_version()[0] == 2, "a version of NCCL") };
-        let [major, minor, patch] = nccl_version();
+        let [major, minor, patch] = NCCL;
         let suffix = c"".as_ptr();
         let version = found.version;
         if version == 1 {

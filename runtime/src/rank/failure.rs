@@ -113,7 +113,7 @@ impl Rank {
     fn name_host(&self, error: &mut Error) {
         let Error::Remote { site, why } = error else { return };
         if let Some(host) = u32::try_from(site.peer).ok().and_then(|peer| self.other_host(peer)) {
-            let _ = write!(why, " (rank {} is on the host {host})", site.peer);
+            let _ = write!(why, ", rank {} being on the host {host}", site.peer);
         }
     }
 
@@ -394,7 +394,7 @@ mod tests {
             rank.lose(1, "its connection closed".to_owned());
             rank.failure().map(|error| error.to_string()).unwrap_or_default()
         };
-        let far = "its connection closed (rank 1 is on the host 192.0.2.2); ";
+        let far = "its connection closed, rank 1 being on the host 192.0.2.2; ";
         assert!(text(vec![Some(0), None]).contains(far));
         assert!(text(vec![Some(0), Some(1)]).contains("its connection closed; "));
     }

@@ -301,13 +301,13 @@ impl<'a, 'c> Waits<'a, 'c> {
             let (other, theirs) = other?;
             let [own_text, their_text] = own.texts(theirs);
             let ranks = vec![from.rank.rank, other.rank.rank];
+            let (place, their_place) = (from.place(), other.place());
             let text = format!(
-                "rank {} calls {own_text} ({}), and rank {} calls {their_text} ({}), as collective \
-                 {number} of {}, and they wait for {}: all ranks have to make the same calls in the same order",
+                "rank {0} calls {own_text} ({place}), and rank {1} calls {their_text} \
+                 ({their_place}), as collective {number} of {2}; rank {0} has waited for {3}: all \
+                 ranks have to make the same calls in the same order",
                 ranks[0],
-                from.place(),
                 ranks[1],
-                other.place(),
                 self.comm.title(),
                 span(wait.lasts_ns())
             );

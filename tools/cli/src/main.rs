@@ -25,7 +25,7 @@ Examples:
 
 Environment: oxccl env prints all variables of the library.
 
-Exit codes: 0, or 1 if a command failed; 2 where a command has found something, see its own help.";
+Exit codes: 0; 1 if a command failed; 2 if it found something; of oxccl run that of the program.";
 
 /// Collective communication between processes, measured and explained.
 #[derive(Parser)]

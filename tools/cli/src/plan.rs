@@ -27,7 +27,7 @@ Examples:
 Environment: OXCCL_ALGORITHM, OXCCL_DETERMINISTIC, NCCL_PROTO and OXCCL_DEVICE change what is
 chosen.
 
-Exit codes: 1 for options or variables that cannot be used.";
+Exit codes: 0, or 1 for options or variables that cannot be used.";
 
 /// Options of `oxccl plan`.
 #[derive(clap::Args)]
@@ -92,8 +92,15 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints which plan serves a collective.
-fn show(spec: Spec, options: &Options, topology: &Topology, policy: Policy) {
+/// Prints which plan serves a collective. As in a communicator, all algorithms may where the one
+/// that is asked for does not serve.
+fn show(spec: Spec, options: &Options, topology: &Topology, mut policy: Policy) {
+    if let Some(only) = policy.single()
+        && select::choose(spec, options.bytes, topology, policy).is_none()
+    {
+        println!("OXCCL_ALGORITHM={} does not serve {}:", only.name(), spec.collective.name());
+        policy.only = None;
+    }
     print!("{}", explain::table(spec, options.bytes, topology, policy));
     if options.explain {
         print!("{}", explain::reasons(spec, options.bytes, topology, policy));

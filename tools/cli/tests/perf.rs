@@ -455,21 +455,34 @@ fn plans_name_what_moves_their_data_also_of_gpus_that_are_not_here() {
 
 #[test]
 fn plans_are_chosen_as_a_communicator_chooses_them() {
-    let plan = |name: &str| {
+    let plan = |name: &str, collective: &str, device: &str| {
         let mut command = timed(OXCCL);
-        let arguments = ["plan", "all_reduce", "-n", "4", "-b", "256K", "--device", "host"];
-        let ended = output(command.args(arguments).env("OXCCL_ALGORITHM", name));
-        let ended = ended.expect("it runs");
+        command.args(["plan", collective, "-n", "4", "-b", "256K", "--device", device]);
+        let ended = output(command.env("OXCCL_ALGORITHM", name)).expect("it runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (ended.status.code(), text(&ended.stdout), text(&ended.stderr))
     };
+    // The names of what is chosen, of which there is some for any memory.
+    let chosen = |name: &str, collective: &str, device: &str| {
+        let (code, out, err) = plan(name, collective, device);
+        let any = out.split("any memory:").nth(1).and_then(|text| text.lines().nth(1));
+        assert!(code == Some(0) && any.is_some_and(|line| line.contains(" us")), "{out}{err}");
+        let lines = out.lines().filter(|line| line.ends_with("chosen"));
+        let names = lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned));
+        (names.collect::<Vec<_>>(), out.contains(" does not serve "))
+    };
     for name in ["ring", "tree"] {
-        let (code, out, _) = plan(name);
-        let chosen: Vec<_> = out.lines().filter(|line| line.ends_with("chosen")).collect();
-        let is_named = |line: &&str| line.split_whitespace().next() == Some(name);
-        assert!(code == Some(0) && !chosen.is_empty() && chosen.iter().all(is_named), "{out}");
+        let (names, is_unserved) = chosen(name, "all_reduce", "host");
+        assert!(!is_unserved && names.iter().all(|chosen| chosen == name), "{names:?}");
     }
-    let (code, _, err) = plan("no_such");
+    assert_eq!(chosen("one_shot_mapped", "all_reduce", "host").0[1], "one_shot_mapped");
+    for (name, collective, device) in
+        [("ring", "alltoall", "host"), ("ring", "all_reduce", "cuda"), ("tree", "gather", "cuda")]
+    {
+        let (names, is_unserved) = chosen(name, collective, device);
+        assert!(is_unserved && !names.is_empty() && !names.contains(&name.to_owned()), "{names:?}");
+    }
+    let (code, _, err) = plan("no_such", "all_reduce", "host");
     let told = err.contains("OXCCL_ALGORITHM=no_such (environment) is no algorithm");
     assert!(code == Some(1) && told, "{code:?} {err}");
 }

@@ -32,9 +32,11 @@ fn renewed(text: &str, read: impl Fn(&str) -> Result<String, String>) -> Result<
             Some((_, language)) => format!("```{language}\n{contents}```\n"),
             None => format!("```text\n{contents}```\n"),
         };
-        lines
-            .find(|line| *line == END)
-            .ok_or_else(|| format!("{path} is quoted without an end"))?;
+        // Before another beginning: else what stands between the two would be lost.
+        let end = lines.find(|line| *line == END || source(line).is_some());
+        if end != Some(END) {
+            return Err(format!("{path} is quoted without an end"));
+        }
         out += &format!("{END}\n");
     }
     Ok(out)
@@ -96,8 +98,10 @@ mod tests {
                       <!-- from b.md -->\nText.\n<!-- end -->\n";
         assert_eq!(renewed(page).as_deref(), Ok(wanted));
         assert_eq!(renewed(wanted).as_deref(), Ok(wanted));
-        let told = renewed("<!-- from a.c -->\n").expect_err("no end");
-        assert_eq!(told, "a.c is quoted without an end");
+        let open = "<!-- from a.c -->\n";
+        for open in [open, &format!("{open}Two\n<!-- from b.md -->\n<!-- end -->\n")] {
+            assert_eq!(renewed(open), Err("a.c is quoted without an end".to_owned()));
+        }
         assert_eq!(renewed("<!-- from c.c -->\n<!-- end -->\n"), Err("c.c".to_owned()));
     }
 }

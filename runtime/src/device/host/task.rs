@@ -471,10 +471,12 @@ impl Running {
         if let Error::Remote { site, .. } | Error::Reported { site, .. } = &mut error
             && site.operation.is_empty()
         {
-            let rank = &self.endpoint.rank;
-            let (own, peer, op_seq) = (rank.number as i32, site.peer, self.number);
-            let step = rank.recorder.step_of(op_seq);
-            *site = Site { rank: own, peer, step, op_seq, operation: self.name() };
+            let (rank, peer) = (self.endpoint.rank.number as i32, site.peer);
+            let step = match &self.kind {
+                Kind::Collective(run) => run.step() as i32,
+                Kind::Exchange(_) | Kind::OneSided(_) => -1,
+            };
+            *site = Site { rank, peer, step, op_seq: self.number, operation: self.name() };
         }
         error
     }

@@ -10,7 +10,7 @@ use oxccl_plan::{Collective, DataType};
 use oxccl_tests::sequence::Random;
 
 fn play_all(cases: &[Case], ranks: &[Rank]) -> Outcome {
-    play_each(cases, ranks)?;
+    let _kept = play_each(cases, ranks)?;
     ranks.iter().try_for_each(|rank| rank.leave())
 }
 

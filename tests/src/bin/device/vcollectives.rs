@@ -44,7 +44,7 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
             }
         }
     }
-    // Who waits for nothing in the last call frees no memory of a GPU on which others capture.
+    // After this sum no rank captures any more, so that memory of the GPU may be freed.
     ok(rank.call(sum(1), send.at, recv.at))?;
     rank.synchronize()?;
     rank.leave()

@@ -289,10 +289,10 @@ pub fn message_digest(what: u32, bytes: u64) -> u32 {
 }
 
 /// The least slots of a message for each warp of a lane, so that small messages take few lanes:
-/// where edges have many slots, and where they have few. There the warp that also puts the header
-/// would wait until the receiver has given a slot back.
+/// between two ranks, and among more. There an edge has few slots, and a warp whose next slot waits
+/// for the receiver ends late (measured with two slots).
 const LANE_WARP_SLOTS: [u64; 2] = [2, 1];
-/// The bytes of a message from which on lanes have all of their work, and take the former.
+/// Above so many bytes all lanes have work anyway, and each warp gets the first number.
 const FULL_LANES_BYTES: u64 = 128 << 10;
 
 /// Spreads a message of so many bytes over lanes, the same at both of its ends; returns the number
@@ -498,7 +498,7 @@ fn share_bytes(one: (u64, u64), other: (u64, u64)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cuda::layout::line_rings;
+    use crate::device::cuda::layout::{Layout, Private, line_rings, view};
     use oxccl_plan::lines::carry_plan;
     use oxccl_plan::{DataType, ReduceOp, Spec};
 
@@ -623,6 +623,25 @@ mod tests {
         }
         for (roles, warps) in (1..=16u32).flat_map(|r| (0..16u32).map(move |w| (r, w))) {
             assert_eq!((warps * roles_inverse(roles)) >> 16, warps / roles);
+        }
+    }
+
+    #[test]
+    fn messages_have_lanes_that_there_are_and_units_that_leave_room_for_the_header() {
+        let (layout, parts) = (|n| Layout::new(n, true), |n| Private::new(n, 0));
+        let limits = [0, 1, 16 << 10, 64 << 10, FULL_LANES_BYTES, 512 << 10, 8 << 20];
+        for (nranks, line_lanes) in (2..=9).flat_map(|n| [1, 8, 32].map(|lanes| (n, lanes))) {
+            let view = view((0, nranks), &layout(nranks), (0, &parts(nranks)));
+            let view = abi::Rank { line_lanes, ..view };
+            for bytes in limits.into_iter().flat_map(|at| [at, at + 1, at + 4097]) {
+                let (lanes, slots) = spread_message(bytes, &view);
+                assert!(
+                    (1..=line_lanes).contains(&lanes),
+                    "{nranks} {line_lanes} {bytes}: {lanes}"
+                );
+                let is_unit = [1, 2, 4].contains(&slots) && slots <= view.line_slots / 2;
+                assert!(is_unit || [0, abi::SLOT_OF_PACKETS].contains(&slots), "{nranks} {bytes}");
+            }
         }
     }
 

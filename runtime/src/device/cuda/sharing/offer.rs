@@ -100,6 +100,19 @@ pub struct Shares {
 
 /// The room that is kept for later communicators, as a number of further ranks.
 const LATER: u32 = 3;
+/// The thread blocks with which large calls reach their full speed, or nearly: fewer are slower,
+/// and somewhat more no faster (docs/performance.md).
+const FULL: u32 = 16;
+/// The least that more than these gain by: two clusters.
+const MORE: u32 = FULL + 8;
+
+/// Returns the part of a GPU that each of `ranks` ranks takes of what is free: an equal part for
+/// itself and for later ones, or [`FULL`] as long as later ones find something.
+fn part(free: u32, ranks: u32) -> u32 {
+    let part = free / (ranks + LATER);
+    let is_enough = free >= ranks * FULL + MORE;
+    if part >= MORE || (part < FULL && !is_enough) { part } else { FULL }
+}
 
 /// Returns the shares, computed from the offers of all ranks, so the same at all of them.
 ///
@@ -107,13 +120,13 @@ const LATER: u32 = 3;
 /// those of the other communicators at work. What all of these hold together has to fit the GPU, or
 /// a block may wait for ever for the place of a block that waits for another GPU. So each
 /// communicator takes a part of what is left, and later ones find less: of 132 multiprocessors 32,
-/// 25, 18, 14, 10, 8 and so on. If nothing is left, a communicator takes the least that it works
-/// with.
+/// 25, three times 16, 6, 5 and so on. If nothing is left, a communicator takes the least that it
+/// works with.
 pub fn shares(offers: &[Offer]) -> Shares {
     let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
     let least = |part: &dyn Fn(&Offer) -> u32| offers.iter().map(part).min().unwrap_or(0);
     let ranks = offers.iter().map(most).max().unwrap_or(1);
-    let left = least(&|o| o.free / (most(o) + LATER));
+    let left = least(&|o| part(o.free, most(o)));
     let half = least(&|o| o.multiprocessors / most(o) / 2);
     let allowed = least(&|o| o.max_blocks);
     let channels = half.min(left).min(allowed).clamp(1, abi::MAX_CHANNELS as u32);
@@ -187,11 +200,12 @@ mod tests {
 
     #[test]
     fn what_living_communicators_hold_together_fits_a_gpu() {
-        assert_eq!(fitting(1, 2, false)[..6], [32, 25, 18, 14, 10, 8]);
-        assert_eq!(fitting(1, 8, false)[..6], [32, 25, 18, 14, 10, 8]);
+        let one_a_gpu = [32, 25, 16, 16, 16, 6, 5];
+        for (nranks, lines) in [(2, false), (8, false), (2, true), (4, true)] {
+            assert_eq!(fitting(1, nranks, lines)[..7], one_a_gpu, "{nranks} {lines}");
+        }
+        assert_eq!(fitting(2, 4, false)[..4], [26, 16, 9, 6]);
         assert_eq!(fitting(4, 4, false)[..3], [16, 9, 4]);
-        assert_eq!(fitting(1, 2, true)[..6], [32, 25, 18, 14, 10, 8]);
-        assert_eq!(fitting(1, 4, true)[..6], [32, 25, 18, 14, 10, 8]);
         for (ranks_per_gpu, nranks, least) in [(1, 2, 12), (1, 8, 10), (1, 16, 6), (2, 16, 2)] {
             let channels = fitting(ranks_per_gpu, nranks, false);
             assert!(channels.is_sorted_by(|a, b| a >= b), "{channels:?}");

@@ -114,6 +114,11 @@ enum Stage {
 }
 
 impl Running {
+    /// Returns the step of the plan that the call has come to.
+    pub fn step(&self) -> usize {
+        self.step
+    }
+
     /// Returns the longest time that the call waits; `None` if it has no limit of its own.
     pub fn limit(&self) -> Option<Duration> {
         self.programs.options.limit
