@@ -80,6 +80,34 @@ fn every_collective_has_a_plan_over_edges_alone() {
     }
 }
 
+/// Between teams there are edges alone: plans for them reach no memory of another rank.
+#[test]
+fn plans_over_edges_reach_no_memory_of_other_ranks() {
+    let is_own = |buffer| matches!(buffer, Buffer::Input | Buffer::Output | Buffer::Scratch);
+    let reaches = |op: &Op| match op {
+        Op::Copy { src, dst } => ![src, dst].iter().all(|slice| is_own(slice.buffer)),
+        Op::Send { src, .. } => !is_own(src.buffer),
+        Op::Recv { dst, .. } => !is_own(dst.buffer),
+        Op::RecvReduce { local, dst, .. } => ![local, dst].iter().all(|s| is_own(s.buffer)),
+        Op::Fold { src, own, dst, .. } => ![src, own, dst].iter().all(|s| is_own(s.buffer)),
+        _ => true,
+    };
+    let (mut over_edges, mut others) = (0, 0);
+    for (nranks, team) in (2..=12).flat_map(|n| teams(n).map(move |team| (n, team))) {
+        for plan in specs(nranks).into_iter().flat_map(|s| Plan::candidates(s.in_teams(team))) {
+            let reaches = (0..nranks).any(|rank| plan.program(rank).ops.iter().any(reaches));
+            match plan.algorithm.generator().needs {
+                Needs::Edges | Needs::Switch => {
+                    assert!(!reaches, "{plan:?}");
+                    over_edges += 1;
+                }
+                _ => others += usize::from(reaches),
+            }
+        }
+    }
+    assert!(over_edges > 1_000 && others > 1_000, "{over_edges} {others}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 12,
