@@ -15,11 +15,7 @@ pub fn table(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Str
         "{} of {bytes} bytes per block on {} ranks, {}\n",
         spec.collective.name(),
         spec.nranks,
-        match topology.team {
-            _ if topology.direct => "all sharing memory".to_owned(),
-            1 => "over the network".to_owned(),
-            team => format!("over the network, in teams of {team}"),
-        }
+        between(topology)
     );
     let Some(choice) = choose(spec, bytes, topology, policy) else {
         return text + " no plan serves what the policy asks for\n";
@@ -48,6 +44,43 @@ pub fn table(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Str
         }
     }
     text
+}
+
+/// Returns what lies between the ranks.
+fn between(topology: &Topology) -> String {
+    match topology.team {
+        _ if topology.direct => "all sharing memory".to_owned(),
+        1 => "over the network".to_owned(),
+        team => format!("over the network, in teams of {team}"),
+    }
+}
+
+/// Returns how messages go, and the time by the cost model of a group in which each rank sends and
+/// receives `count` messages that have so many bytes together in each direction.
+pub fn messages(
+    name: &str,
+    (nranks, count): (u32, u64),
+    bytes: u64,
+    topology: &Topology,
+) -> String {
+    let each = bytes / count.max(1);
+    let ends: Vec<_> = (0..count).flat_map(|_| [(each, true), (each, false)]).collect();
+    // A rank alone sends to itself.
+    let (ends, own) = if nranks > 1 { (&ends[..], 0) } else { (&ends[..0], bytes) };
+    let carrier = match (nranks, topology.lines) {
+        (..=1, _) => Carrier::Local,
+        (_, true) => Carrier::Lines,
+        (_, false) => Carrier::Edges,
+    };
+    let cost_us = topology.model.for_buffer(2 * bytes).messages_us(ends, own);
+    let (between, carrier) = (between(topology), carrier.name());
+    let cut = if count > 1 { format!(" in {count} messages") } else { String::new() };
+    format!(
+        "{name} of {bytes} bytes{cut} from each of {nranks} ranks, {between}\n \
+         no plan: each rank's own calls say what goes where\n  {:<16} {carrier:<12} \
+         {cost_us:>12.2} us\n",
+        "messages"
+    )
 }
 
 /// Returns the candidates, cheapest first; of all algorithms where those that the policy selects

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::perf::options::{Kind, size};
 use oxccl_plan::select::{self, Policy, Topology};
-use oxccl_plan::{Collective, Spec, explain, lines};
+use oxccl_plan::{Spec, explain, lines};
 use oxccl_runtime::config::Config;
 use oxccl_runtime::{comm, device};
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ Exit codes: 0, or 1 for options or variables that cannot be used.";
 #[derive(clap::Args)]
 #[command(after_long_help = MORE)]
 pub(crate) struct Options {
-    /// The collective, or all.
+    /// The collective, messages, or all of them.
     collective: Kind,
     /// Number of ranks.
     #[arg(long, short = 'n', default_value_t = 4)]
@@ -61,12 +61,6 @@ pub(crate) struct Options {
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let kinds = options.collective.wanted(options.ranks).map_err(Error::Options)?;
-    let collectives: Vec<Collective> = kinds.into_iter().filter_map(Kind::collective).collect();
-    if collectives.is_empty() {
-        let text = "messages have no plan: each rank's own calls say what goes where; \
-                    expected one of the eight collectives, or all";
-        return Err(Error::Options(text.to_owned()));
-    }
     if options.ranks == 0 || options.root >= options.ranks {
         return Err(Error::Options("the root has to be one of at least one rank".to_owned()));
     }
@@ -83,11 +77,20 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     // As a communicator does without lines where they carry nothing of the one algorithm.
     let lines = config.wants_lines() && policy.single().is_none_or(lines::carry);
     let topology = device::usual_topology(is_host, options.ranks, team, lines)?;
-    for (number, collective) in collectives.into_iter().enumerate() {
+    for (number, kind) in kinds.into_iter().enumerate() {
         if number > 0 {
             println!();
         }
-        show(Spec::new(collective, options.ranks, options.root), options, &topology, policy);
+        match kind.collective() {
+            Some(collective) => {
+                let spec = Spec::new(collective, options.ranks, options.root);
+                show(spec, options, &topology, policy);
+            }
+            None => {
+                let shape = (options.ranks, kind.messages());
+                print!("{}", explain::messages(kind.name(), shape, options.bytes, &topology));
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

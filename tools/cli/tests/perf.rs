@@ -390,15 +390,6 @@ fn a_reader_that_has_enough_ends_the_command_silently() {
 }
 
 #[test]
-fn plans_of_all_collectives_are_shown() {
-    let (ok, out, err) = oxccl(&["plan", "all", "-n", "2", "-b", "8", "--device", "host"]);
-    let heads = out.lines().filter(|l| l.contains(" of 8 bytes per block on 2 ranks")).count();
-    assert!(ok && heads == 8, "{out}{err}");
-    let (ok, _, err) = oxccl(&["plan", "sendrecv"]);
-    assert!(!ok && err.contains("messages have no plan"), "{err}");
-}
-
-#[test]
 fn a_line_tells_of_each_communicator_and_rank() {
     let mut command = timed(OXCCL);
     command.args(["perf", "--device", "host", "-b", "8", "-e", "8", "-n", "1", "--ranks", "2"]);
@@ -425,82 +416,6 @@ fn a_line_tells_of_each_communicator_and_rank() {
     for line in lines(command.env("OXCCL_RANKS_PER_NODE", "1")) {
         assert!(line.contains("hosts 2, host memory, by edges, Socket "), "{line}");
     }
-}
-
-#[test]
-fn plans_name_what_moves_their_data_also_of_gpus_that_are_not_here() {
-    let chosen_by = |protocols: &str, arguments: &[&str]| -> Vec<String> {
-        let mut command = timed(OXCCL);
-        command.env("NCCL_PROTO", protocols).arg("plan").args(arguments);
-        let output = output(&mut command).expect("it runs");
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}");
-        let lines = text.lines().filter(|line| line.ends_with("chosen"));
-        lines.map(|line| line[19..31].trim().to_owned()).collect()
-    };
-    let chosen = |arguments: &[&str]| chosen_by("", arguments);
-    let host = |bytes| chosen(&["all_reduce", "-n", "4", "-b", bytes, "--device", "host"]);
-    assert_eq!(host("8"), ["packets", "packets"]);
-    assert_eq!(host("256K"), ["stage", "in place"]);
-    assert_eq!(host("64M"), ["remote read", "in place"]);
-    let cuda = |protocols, bytes| {
-        let arguments = ["all_gather", "-n", "4", "-b", bytes, "--device", "cuda"];
-        chosen_by(protocols, &arguments)
-    };
-    assert_eq!(cuda("", "8"), ["lines", "lines"]);
-    assert_eq!(cuda("^LL128", "8"), ["packets", "packets"]);
-    assert_eq!(cuda("^LL128", "256M"), ["stage", "in place", "copy engines"]);
-    assert_eq!(chosen(&["all_reduce", "-n", "4", "--hosts", "4"]), ["edges", "edges"]);
-}
-
-#[test]
-fn plans_are_chosen_as_a_communicator_chooses_them() {
-    let plan = |name: &str, collective: &str, device: &str| {
-        let mut command = timed(OXCCL);
-        command.args(["plan", collective, "-n", "4", "-b", "256K", "--device", device]);
-        let ended = output(command.env("OXCCL_ALGORITHM", name)).expect("it runs");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (ended.status.code(), text(&ended.stdout), text(&ended.stderr))
-    };
-    // The names of what is chosen, of which there is some for any memory.
-    let chosen = |name: &str, collective: &str, device: &str| {
-        let (code, out, err) = plan(name, collective, device);
-        let any = out.split("any memory:").nth(1).and_then(|text| text.lines().nth(1));
-        assert!(code == Some(0) && any.is_some_and(|line| line.contains(" us")), "{out}{err}");
-        let lines = out.lines().filter(|line| line.ends_with("chosen"));
-        let names = lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned));
-        (names.collect::<Vec<_>>(), out.contains(" does not serve "))
-    };
-    for name in ["ring", "tree"] {
-        let (names, is_unserved) = chosen(name, "all_reduce", "host");
-        assert!(!is_unserved && names.iter().all(|chosen| chosen == name), "{names:?}");
-    }
-    assert_eq!(chosen("one_shot_mapped", "all_reduce", "host").0[1], "one_shot_mapped");
-    for (name, collective, device) in
-        [("ring", "alltoall", "host"), ("ring", "all_reduce", "cuda"), ("tree", "gather", "cuda")]
-    {
-        let (names, is_unserved) = chosen(name, collective, device);
-        assert!(is_unserved && !names.is_empty() && !names.contains(&name.to_owned()), "{names:?}");
-    }
-    let (code, _, err) = plan("no_such", "all_reduce", "host");
-    let told = err.contains("OXCCL_ALGORITHM=no_such (environment) is no algorithm");
-    assert!(code == Some(1) && told, "{code:?} {err}");
-}
-
-#[test]
-fn plans_are_explained_and_variables_listed() {
-    let (ok, out, _) =
-        oxccl(&["plan", "all_reduce", "-n", "5", "-b", "2K", "--explain", "--program", "1"]);
-    assert!(ok && out.contains("any memory:") && out.contains("for any size +"), "{out}");
-    assert!(out.contains(" is chosen for any memory: by the cost model it takes "), "{out}");
-    assert!(out.contains(" For other sizes: "), "{out}");
-    let (ok, out, _) = oxccl(&["env"]);
-    assert!(ok && out.contains("NCCL_SOCKET_IFNAME"), "{out}");
-    let mut command = timed(OXCCL);
-    command.args(["env", "--changed"]).env("OXCCL_DEVICE", "gpu");
-    let output = output(&mut command).expect("it runs");
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && text.contains("OXCCL_DEVICE=gpu"), "{text}");
 }
 
 #[test]

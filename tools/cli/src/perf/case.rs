@@ -4,9 +4,6 @@ use super::options::Kind;
 use super::report::Place;
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
-/// Messages to the next rank in a group of `sendrecv_many`.
-pub(super) const MESSAGES: u64 = 64;
-
 /// The parameters of one row of the table.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
@@ -34,7 +31,7 @@ impl Case {
         // Sends and receives move one block like a broadcast does.
         let spec = Spec::new(kind.collective().unwrap_or(Collective::AllReduce), nranks, root);
         let blocks = u64::from(spec.input_blocks(root).max(spec.output_blocks(root)));
-        let parts = if kind == Kind::SendRecvMany { MESSAGES } else { 1 };
+        let parts = kind.messages();
         let count = bytes / dtype.size() as u64 / blocks / parts * parts;
         let bytes = count * blocks * dtype.size() as u64;
         Self { kind, spec, dtype, op, count, bytes, pair: None }

@@ -1,7 +1,7 @@
 //! A rank of this process: its buffers, its calls, and the check of its results.
 
 use super::buffer::{Buffer, Memory};
-use super::case::{Case, MESSAGES};
+use super::case::Case;
 use super::data;
 use super::options::{Kind, Options};
 use super::report::Place;
@@ -174,14 +174,16 @@ impl Member {
                 Kind::AllToAll => api.all_to_all(rank, from, to, count, dtype, comm, stream),
                 Kind::Gather => api.gather(rank, from, to, count, dtype, root, comm, stream),
                 Kind::Scatter => api.scatter(rank, from, to, count, dtype, root, comm, stream),
-                Kind::SendRecv | Kind::SendRecvPairs => self.exchange(api, case, 1),
-                Kind::SendRecvMany => self.exchange(api, case, MESSAGES as usize),
+                Kind::SendRecv | Kind::SendRecvPairs | Kind::SendRecvMany => {
+                    self.exchange(api, case)
+                }
             }
         }
     }
 
     /// Sends the input in so many messages, and receives as many, in a group.
-    fn exchange(&self, api: &Api, case: &Case, messages: usize) -> Result<()> {
+    fn exchange(&self, api: &Api, case: &Case) -> Result<()> {
+        let messages = case.kind.messages() as usize;
         let (count, dtype) = (case.count as usize / messages, case.dtype as i32);
         let (rank, (send_to, receive_from)) = (self.rank, case.peers(self.rank));
         let (send_to, receive_from) = (send_to as i32, receive_from as i32);

@@ -60,6 +60,11 @@ impl Kind {
         })
     }
 
+    /// Returns the messages into which a rank's data are cut: those of a group of sends, or one.
+    pub(crate) fn messages(self) -> u64 {
+        if self == Kind::SendRecvMany { 64 } else { 1 }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::SendRecvPairs => "sendrecv_pairs",
