@@ -13,7 +13,7 @@ pub struct Options {
     #[arg(long)]
     pub output: PathBuf,
     /// Cargo's profile.
-    #[arg(long, default_value = "release")]
+    #[arg(long, default_value = "dist")]
     pub profile: String,
 }
 

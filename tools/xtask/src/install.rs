@@ -45,7 +45,7 @@ pub struct Options {
     #[arg(long, default_value = LIBDIR, value_parser = below)]
     pub libdir: String,
     /// Cargo's profile.
-    #[arg(long, default_value = "release")]
+    #[arg(long, default_value = "dist")]
     pub profile: String,
     /// Install under NCCL's names too.
     #[arg(long)]

@@ -36,7 +36,7 @@ enum Chore {
         #[arg(long)]
         output: PathBuf,
         /// Cargo's profile.
-        #[arg(long, default_value = "release")]
+        #[arg(long, default_value = "dist")]
         profile: String,
     },
     /// Writes the Go package as a module that `go get` fetches by a path, for a module proxy.
@@ -164,7 +164,7 @@ mod tests {
         let right = |o: &xtask::deb::Options| o.output == Path::new("/a") && o.profile == "dev";
         assert!(matches!(deb, Ok(Chore::Deb(options)) if right(&options)));
         let wheel = read("xtask wheel --output /a");
-        assert!(matches!(wheel, Ok(Chore::Wheel { profile, .. }) if profile == "release"));
+        assert!(matches!(wheel, Ok(Chore::Wheel { profile, .. }) if profile == "dist"));
         let uninstall = read("xtask uninstall --prefix /a");
         let right = |i: &xtask::install::Installed| i.prefix == Path::new("/a");
         assert!(matches!(uninstall, Ok(Chore::Uninstall(installed)) if right(&installed)));
