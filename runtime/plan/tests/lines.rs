@@ -3,9 +3,9 @@
 //!
 //! The verifier knows edges with slots for whole messages. Here a message takes several slots,
 //! counters outlive an operation, and each warp of a channel has one phase of a program: one puts,
-//! one folds or passes on, and one takes; in packets those that put and take have one edge each.
-//! What is stored over what is put waits until that unit of the user's memory was put. Warps are a
-//! Kahn network: one schedule finds every deadlock.
+//! one folds or passes on, and one takes; in packets those that put and take have one edge each. A
+//! warp that stores over what is put waits until that unit of the user's memory was put. Warps are
+//! a Kahn network: one schedule finds every deadlock.
 
 use oxccl_plan::lines::{self, Middle, Phases};
 use oxccl_plan::{Collective, Plan, Spec};

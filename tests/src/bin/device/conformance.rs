@@ -116,8 +116,8 @@ impl Case {
 }
 
 impl Case {
-    /// What the root of a reduce gets of a chain that ends there, where each rank rounds; `None` if
-    /// the call may not go so.
+    /// Returns what the root of a reduce gets of a chain that ends there, where each rank rounds;
+    /// `None` if the call may not go so.
     fn expected_of_chain(&self, nranks: i32, rank: u32) -> Option<Vec<u8>> {
         let Call { collective, dtype, op, root, .. } = self.call;
         let is_root = collective == Collective::Reduce && root as u32 == rank;
