@@ -30,7 +30,8 @@ pub fn table(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Str
             continue;
         }
         text += &format!(" {title}:\n");
-        for Candidate { plan, cost_us, .. } in serving(spec, bytes, topology, memory, policy) {
+        let of = |policy| candidates(spec, bytes, topology, memory, policy);
+        for Candidate { plan, cost_us, .. } in serving(policy, of) {
             // If no other plan pays for mapped memory, mapped memory is treated as any memory.
             let as_any = chosen == choice.any_memory.plan;
             let (memory, cost_us) = match as_any && plan == chosen {
@@ -83,16 +84,9 @@ pub fn messages(
     )
 }
 
-/// Returns the candidates, cheapest first; of all algorithms where those that the policy selects
-/// need other memory, as in [`select::Candidates::new`].
-fn serving(
-    spec: Spec,
-    bytes: u64,
-    topology: &Topology,
-    memory: Memory,
-    policy: Policy,
-) -> Vec<Candidate> {
-    let of = |policy| candidates(spec, bytes, topology, memory, policy);
+/// Returns the candidates `of` a policy; of all algorithms where those that it selects need other
+/// memory, as in [`select::Candidates::new`].
+fn serving(policy: Policy, of: impl Fn(Policy) -> Vec<Candidate>) -> Vec<Candidate> {
     let selected = of(policy);
     if selected.is_empty() { of(Policy { only: None, ..policy }) } else { selected }
 }
@@ -101,7 +95,7 @@ fn serving(
 /// what its busiest rank does, and for which sizes the same one is chosen. Empty where no plan
 /// serves.
 pub fn reasons(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
-    let all = serving(spec, bytes, topology, Memory::Any, policy);
+    let all = serving(policy, |policy| candidates(spec, bytes, topology, Memory::Any, policy));
     let Some(first) = all.first() else { return String::new() };
     let mut text = format!(" {} is chosen for any memory", first.plan.algorithm.name());
     if let Some(next) = all.get(1) {

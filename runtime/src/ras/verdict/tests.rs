@@ -164,8 +164,8 @@ fn calls_that_differ_are_told_side_by_side() {
         &[0, 1],
         "rank 0 calls all_reduce of 5 × float, sum (process 1 (train) on node1), and rank 1 calls \
          all_reduce of 6 × float, sum (process 2 (train) on node1), as collective 2 of \
-         communicator 0000000000000007 \"tp\"; rank 0 has waited for 3.0 s: all ranks have to make the same calls in \
-         the same order",
+         communicator 0000000000000007 \"tp\"; rank 0 has waited for 3.0 s: all ranks have to make \
+         the same calls in the same order",
     );
 }
 
