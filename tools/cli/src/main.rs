@@ -4,6 +4,7 @@ mod api;
 mod doctor;
 mod env;
 mod error;
+mod given;
 mod pci;
 mod perf;
 mod plan;

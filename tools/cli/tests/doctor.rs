@@ -297,6 +297,18 @@ fn under_a_launcher_its_ranks_exchange_data_and_the_first_one_reports() {
 }
 
 #[test]
+fn a_variable_that_one_rank_of_a_host_lacks_is_found() {
+    let mut command = timed(OXCCL);
+    let script = "[ $OXCCL_RANK = 1 ] || export NCCL_DEBUG=WARN; exec \"$0\" doctor";
+    command.args(["run", "-n", "3", "--tag-output=no", "sh", "-c", script, OXCCL]);
+    let found = ended(command.env_remove("NCCL_DEBUG"));
+    let words = found.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    let differ = "NCCL_DEBUG is not set on rank 1, WARN (environment) on ranks 0,2.";
+    assert!(words.contains(differ), "{found:?}");
+    assert_eq!(found.code, Some(0));
+}
+
+#[test]
 fn ranks_that_cannot_exchange_data_are_a_failure_with_the_reason() {
     let mut command = timed(OXCCL);
     let arguments = ["doctor", "-n", "2", "--json", "-"];

@@ -105,8 +105,8 @@ fn values(item: &Item) -> Vec<(String, &'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::super::checks::Check;
-    use super::super::report::Variable;
     use super::*;
+    use crate::given::Variable;
 
     fn check(host: &str, check: Check) -> Row {
         Row { host: Some(host.to_owned()), item: Item::Check(check) }

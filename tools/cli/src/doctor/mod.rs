@@ -8,6 +8,7 @@ mod read;
 mod report;
 
 use crate::error::{Error, Result};
+use crate::given;
 use crate::perf;
 use crate::root::Root;
 use crate::run::{Host, Time};
@@ -96,7 +97,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     let launch = launch::detect()?;
     let machine = |ranks: u32| -> Vec<Row> {
-        let variables = read::variables(Config::get()).into_iter().map(Item::Variable);
+        let variables = given::variables(Config::get()).into_iter().map(Item::Variable);
         let checks = read::machine(&root, ranks).into_iter().map(Item::Check);
         checks.chain(variables).map(|item| Row { host: Some(host.to_owned()), item }).collect()
     };

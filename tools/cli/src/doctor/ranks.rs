@@ -4,6 +4,7 @@
 use super::Options;
 use super::checks::Check;
 use super::checks::pairs::{self, Pair};
+use super::checks::variables;
 use super::rates::Rates;
 use super::report::Row;
 use crate::error::{Error, Result};
@@ -113,7 +114,7 @@ pub(super) fn measure(options: &Options, ranks: Option<u32>, rates: &Rates) -> R
     };
     // Large enough for the bandwidth of the link, and small enough to be checked in a short time.
     let bytes = if super::on_gpus() { "32M" } else { "4M" };
-    command.args(["perf", "--matrix", "--json", "-", "-b", "8", "-e", bytes]);
+    command.args(["perf", "--matrix", "--variables", "--json", "-", "-b", "8", "-e", bytes]);
     if let Some(ranks) = ranks {
         command.args(["--ranks", &ranks.to_string()]);
     }
@@ -152,6 +153,7 @@ pub(super) fn measure(options: &Options, ranks: Option<u32>, rates: &Rates) -> R
         }
         false => Vec::new(),
     };
+    checks.extend(variables::judge(&variables::read(&ended.out)));
     let is_judged = checks.iter().any(|check| check.verdict == super::checks::Verdict::Failure);
     if !ended.success && !is_judged {
         checks.push(failed(format!(

@@ -6,31 +6,14 @@ use super::checks::network::{self, Interface};
 use super::checks::processors::{self, Processors};
 use super::checks::{Check, environment, gpu, libraries};
 use super::ranks;
-use super::report::Variable;
 use crate::pci;
 use crate::root::{Root, numbers};
 use oxccl_net::interface::{admitted, found};
-use oxccl_runtime::config::{Config, Origin};
+use oxccl_runtime::config::Config;
 use oxccl_runtime::device;
 use rustix::process::{Resource, getrlimit};
 use std::process::Command;
 use std::time::Duration;
-
-/// The variables of a rank, which differ between ranks.
-const OF_RANKS: [&str; 4] = ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK", "OXCCL_SECRET_FILE"];
-
-/// Returns the variables that are given a value here.
-pub(super) fn variables(config: &Config) -> Vec<Variable> {
-    let given = config.report.settings.iter().filter(|s| s.origin != Origin::Default);
-    let of_job = given.filter(|setting| !OF_RANKS.contains(&setting.variable.name));
-    of_job
-        .map(|setting| Variable {
-            variable: setting.variable.name.to_owned(),
-            value: setting.value.to_string(),
-            origin: setting.origin.to_string(),
-        })
-        .collect()
-}
 
 /// Checks this machine, for so many ranks on it.
 pub(super) fn machine(root: &Root, ranks: u32) -> Vec<Check> {

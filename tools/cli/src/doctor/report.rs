@@ -3,17 +3,9 @@
 use super::checks::pairs::Pair;
 use super::checks::{Check, Verdict};
 use crate::error::{Error, Result, writer};
+use crate::given::Variable;
 use crate::root::counted;
 use serde::{Deserialize, Serialize};
-
-/// A variable that is given a value on a host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Variable {
-    pub(super) variable: String,
-    pub(super) value: String,
-    /// The environment, or a file and line.
-    pub(super) origin: String,
-}
 
 /// The subject of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -87,6 +87,19 @@ impl Control {
         self.wait()
     }
 
+    /// Returns the texts of all processes, in the order of the ranks.
+    pub(super) fn texts(&self, nranks: u32, own: &str) -> Result<Vec<String>> {
+        let text = |rank| {
+            let mut len = (own.len() as u64).to_ne_bytes();
+            self.broadcast(rank, &mut len)?;
+            let mut bytes = own.as_bytes().to_vec();
+            bytes.resize(u64::from_ne_bytes(len) as usize, 0);
+            self.broadcast(rank, &mut bytes)?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        (0..nranks).map(text).collect()
+    }
+
     /// Gives all processes the numbers of one of them. No process has them before that one calls,
     /// and those that only listen sleep until then.
     pub(super) fn share<const N: usize>(

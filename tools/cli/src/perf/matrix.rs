@@ -6,6 +6,8 @@ use super::measure::{Player, Setting};
 use super::options::Kind;
 use super::report::{Report, Row};
 use crate::error::{Error, Result};
+use crate::given;
+use oxccl_runtime::config::Config;
 use plotters::prelude::*;
 
 /// The figure of a pair that a table shows.
@@ -69,7 +71,18 @@ pub(super) fn measure(
             report.say(format_args!("# plot in {path}"));
         }
     }
-    report.finish()
+    let wrong = report.finish()?;
+    if options.variables {
+        let all = given::variables(Config::get());
+        // Names and texts can always be written.
+        let own = serde_json::to_string(&all).unwrap_or_default();
+        let texts = everyone.texts(nranks, &own)?;
+        for (rank, text) in texts.iter().enumerate().filter(|_| report.is_leader()) {
+            // A row of the report may end on the line before.
+            println!("\n{{\"rank\": {rank}, \"variables\": {text}}}");
+        }
+    }
+    Ok(wrong)
 }
 
 /// Returns a pair's figure, whichever of its ranks is named first.

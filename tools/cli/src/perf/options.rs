@@ -260,6 +260,9 @@ pub(crate) struct Options {
     /// Measure all plans, and write the rules by which the tuner plugin takes the fastest.
     #[arg(long, value_name = "FILE")]
     pub(crate) tune: Option<String>,
+    /// With --matrix, write the variables that each rank is given, too, for oxccl doctor.
+    #[arg(long, hide = true, requires = "matrix")]
+    pub(crate) variables: bool,
     /// The table of this process's plugin, for --tune.
     #[arg(long, hide = true, requires = "tune")]
     pub(crate) tune_rules: Option<std::path::PathBuf>,

@@ -5,6 +5,7 @@
 use super::signals::forwarded;
 use super::{Options, Tag, aside};
 use crate::error::{Error, Result};
+use crate::given::OF_RANKS;
 use oxccl_runtime::bootstrap::{UniqueId, launch};
 use rustix::process::{Signal, getpid, kill_process};
 use std::ffi::{OsStr, OsString};
@@ -16,8 +17,6 @@ use std::str::FromStr;
 
 /// The variables that ranks on other hosts have as well.
 const FORWARDED: [&str; 3] = ["NCCL_", "OXCCL_", "LD_LIBRARY_PATH"];
-/// The variables of a rank, which each launcher sets.
-const OF_RANKS: [&str; 4] = ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK", "OXCCL_SECRET_FILE"];
 
 /// A host and its number of ranks, as a user gives them: `name` or `name:2`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ pub(super) mod limits;
 pub(super) mod network;
 pub(super) mod pairs;
 pub(super) mod processors;
+pub(super) mod variables;
 
 use oxccl_runtime::config::{Config, Origin};
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,30 @@
+//! The variables that are given a value, as hosts and ranks of a job are compared by them.
+
+use oxccl_runtime::config::{Config, Origin};
+use serde::{Deserialize, Serialize};
+
+/// A variable that is given a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Variable {
+    pub(crate) variable: String,
+    pub(crate) value: String,
+    /// The environment, or a file and line.
+    pub(crate) origin: String,
+}
+
+/// The variables by which `oxccl run` tells a rank who it is.
+pub(crate) const OF_RANKS: [&str; 4] =
+    ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK", "OXCCL_SECRET_FILE"];
+
+/// Returns the variables of the library that are given a value here, but those of single ranks.
+pub(crate) fn variables(config: &Config) -> Vec<Variable> {
+    let given = config.report.settings.iter().filter(|s| s.origin != Origin::Default);
+    let of_job = given.filter(|setting| !OF_RANKS.contains(&setting.variable.name));
+    of_job
+        .map(|setting| Variable {
+            variable: setting.variable.name.to_owned(),
+            value: setting.value.to_string(),
+            origin: setting.origin.to_string(),
+        })
+        .collect()
+}
