@@ -119,6 +119,9 @@ enum {
 // peer has looked at all announcements but those of twice as many.
 #define CALLS_AHEAD (ANNOUNCEMENTS / 2)
 
+// Collectives of which the host remembers what kernels told.
+#define RUNS 64
+
 // The most steps of a program.
 #define MAX_STEPS 64
 
@@ -301,6 +304,28 @@ enum {
 // The offset in place of a slice that is not there.
 #define NO_SLICE UINT64_MAX
 
+// A collective that a kernel runs, or has run, as the first block tells the host: two words at a
+// time, in one store. Times are those of the GPU's clock. Kernels tell of a collective once in a
+// while: a store to the host makes a kernel end 0.8 µs later.
+typedef struct Run {
+  // The number of the collective on the communicator, from 1; 0 for none.
+  uint64_t number;
+  // The time at which it began, in ns.
+  uint64_t begun_ns;
+  // [`Collective::call`].
+  uint64_t call;
+  // The first word of its descriptor.
+  uint64_t what;
+  // The second word.
+  uint64_t count;
+  // Padding.
+  uint64_t unused;
+  // The number of the collective once it has ended.
+  uint64_t ended;
+  // The time at which it ended, in ns.
+  uint64_t ended_ns;
+} Run;
+
 // The control block in host memory: what kernels tell the host, and the host a running kernel.
 typedef struct Control {
   // Set by the host: kernels give up.
@@ -353,6 +378,10 @@ typedef struct Control {
   uint32_t awaited_has_begun;
   // The number of times that kernels have set the words before it.
   uint64_t waits;
+  // Padding to lines of their own.
+  uint64_t unused[6];
+  // The latest collectives of which kernels told, one after the other.
+  Run runs[RUNS];
 } Control;
 
 // The counters of a channel, in the rank's own GPU memory: they hold what changes from launch to
@@ -481,6 +510,8 @@ typedef struct Collective {
   uint64_t scale;
   // The second word of the descriptor (`Descriptor::to_words`).
   uint64_t descriptor_count;
+  // The number of the call among the rank's operations outside of graphs, from 1; 0 in a graph.
+  uint64_t call;
   // The first word of the descriptor.
   uint32_t descriptor_what;
   // Bytes of an element.
@@ -921,6 +952,12 @@ typedef struct Shared {
   uint64_t told_output;
   // The time, in ns, from which on the host's memory is to be looked at again.
   uint64_t next_look_ns;
+  // The number of the latest collective of which the host was told.
+  uint64_t told;
+  // The number of collectives of which the host was told.
+  uint64_t tellings;
+  // The time, in ns, from which on the host is told of a collective again.
+  uint64_t next_telling_ns;
   // The longest time that a kernel may wait, in ns, as found in the host's memory.
   uint64_t limit_ns;
   // A bit per rank that has left, as found in the host's memory.

@@ -216,6 +216,7 @@ __device__ inline void run_edges(const EdgeProgram& program) {
   // The first block counts the collective once its peers on this host have announced it; the others
   // may begin before or after that, and do without the number.
   __shared__ uint64_t number;
+  Begin begin;
   if (threadIdx.x == 0) number = blockIdx.x == 0 ? common(r)->operations + 1 : 0;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
@@ -223,12 +224,13 @@ __device__ inline void run_edges(const EdgeProgram& program) {
     enter_lanes(program);
     if (blockIdx.x == 0) {
       if ((threadIdx.x & 31) == 0) remember(program, number);
-      begin_together(program.call);
+      begin = begin_together(program.call);
     }
   } else {
     EdgeInterpreter<E>{program, scale_of(program.call), number, {}}.run(held);
   }
   __syncthreads();
+  end_together(begin);
   leave_lanes(program);
   if (threadIdx.x == 0) leave(own);
 }

@@ -415,10 +415,11 @@ __device__ inline void run_program(const Program& program) {
   Counters* own = counters(r, blockIdx.x);
   __shared__ Reach reach;
   __shared__ Ends ends;
+  Begin begin;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
-    if (blockIdx.x == 0) begin_together(program.call);
+    if (blockIdx.x == 0) begin = begin_together(program.call, program.engines != 0);
   } else {
     int taken = agree(program, own, reach, IN_TIME);
     if (taken >= 0) {
@@ -430,6 +431,7 @@ __device__ inline void run_program(const Program& program) {
     }
   }
   __syncthreads();
+  end_together(begin);
   if (threadIdx.x == 0) leave(own);
 }
 

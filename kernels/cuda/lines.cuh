@@ -703,14 +703,14 @@ template <typename Run, typename Watch>
 __device__ inline void run_lines(const LineProgram& program, Run run, Watch watch) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
-  uint64_t operation = 0;
+  Begin begin;
   uint32_t users = 0;
   if (is_watcher()) {
     // Answers are looked at last: they take as long as the announcement.
     uint32_t running = mark(&own->busy);
     if (blockIdx.x == 0) {
       users = mark_alone(&common(r)->line_users, LINE_COLLECTIVE);
-      operation = announce(program.call, CALLS_AHEAD);
+      begin = announce(program.call, CALLS_AHEAD);
     }
     refuse(r, (running | users) != 0);
     watch();
@@ -725,9 +725,10 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
   __syncthreads();
   // What the warps of this block waited for is compared with the announcements of this collective.
   if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 32) {
-    count_operation(r, operation);
+    count_operation(r, begin.operation);
     if (users == 0) unmark_among(&common(r)->line_users, LINE_COLLECTIVE);
   }
+  end_together(begin);
   if (threadIdx.x == 0) leave(own);
 }
 

@@ -308,10 +308,11 @@ __device__ inline void run_packets(const Collective& call) {
   // The maps may change meanwhile, so they are read once: all peers are told the same.
   __shared__ bool ready;
   if (threadIdx.x == 0) ready = maps(r)->ready[STAGE_BUFFER] != 0;
+  Begin begin;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
-    if (blockIdx.x == 0) begin_together(call);
+    if (blockIdx.x == 0) begin = begin_together(call);
   } else {
     // Latency decides for small calls, and little code is loaded sooner.
     uint64_t lines = (call.count * call.element_bytes + 7) / 8;
@@ -322,6 +323,7 @@ __device__ inline void run_packets(const Collective& call) {
     }
   }
   __syncthreads();
+  end_together(begin);
   if (threadIdx.x == 0) leave(own);
 }
 

@@ -8,6 +8,7 @@ namespace oxccl {
 
 constexpr uint64_t PATIENCE_NS = 20000;  // of spinning, before anything slow is looked at
 constexpr uint64_t LOOK_NS = 500000;     // between looks at what is slow
+constexpr uint64_t TELL_NS = 100000;     // between collectives of which the host is told
 
 __device__ inline uint64_t now_ns() {
   uint64_t t;
@@ -238,6 +239,45 @@ __device__ __noinline__ void compare_calls(const Collective& call, int peer, uin
   }
 }
 
+__device__ inline void tell_host(volatile void* to, uint64_t first, uint64_t second) {
+  asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second)
+               : "memory");
+}
+
+// Returns where the host is told of a collective.
+__device__ inline volatile Run* place_of(const Rank& r, uint64_t telling) {
+  return &reinterpret_cast<volatile Control*>(r.control)->runs[telling % RUNS];
+}
+
+// A warp tells the host that a collective has begun. A kernel with such a store ends 0.8 µs later.
+__device__ __noinline__ volatile Run* tell_begun(const Collective& call, uint64_t operation) {
+  volatile Shared* own = common(call.rank);
+  uint64_t telling = own->tellings, now = now_ns();
+  volatile Run* run = place_of(call.rank, telling);
+  int pair = threadIdx.x & 31;
+  uint64_t first = pair == 0 ? operation : pair == 1 ? call.call : call.descriptor_count;
+  uint64_t second = pair == 0 ? now : pair == 1 ? call.descriptor_what : 0;
+  if (pair < 3) tell_host(reinterpret_cast<volatile uint64_t*>(run) + 2 * pair, first, second);
+  __syncwarp();
+  if (pair == 0) {
+    own->told = operation;
+    own->tellings = telling + 1;
+    own->next_telling_ns = now + TELL_NS;
+  }
+  return run;
+}
+
+// A thread tells the host that a collective has ended.
+__device__ __noinline__ void tell_ended(volatile Run* run, uint64_t operation) {
+  tell_host(&run->ended, operation, now_ns());
+}
+
+// A collective that a warp has begun.
+struct Begin {
+  uint64_t operation = 0;
+  volatile Run* run = nullptr;  // where the host is told of its end
+};
+
 // Looks for announcements before other reasons to wait are looked at, out of line.
 constexpr int LOOKS = 16;
 
@@ -245,25 +285,32 @@ constexpr int LOOKS = 16;
 // call with what this rank called, except for the last `behind` collectives, which later ones
 // compare: so nothing waits for the announcement where the data tell all. Where nothing is left
 // behind, every peer has begun this operation, and ended the one before: what was written for that
-// one may be overwritten in the next. Returns the number of the operation; what is announced ahead
-// does not count yet, and is announced once more.
-__device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
+// one may be overwritten in the next. What is announced ahead does not count yet, and is announced
+// once more, of which the host is not told again.
+__device__ inline Begin announce(const Collective& call, uint64_t behind, bool again = false) {
   const Rank& r = call.rank;
   volatile Shared* own = common(r);
   int peer = threadIdx.x & 31;
   uint32_t fault = faulty(r);
   uint64_t operation = own->operations + 1, compared = own->compared, last = operation - behind;
+  uint64_t told = own->told, next_telling = own->next_telling_ns;
   bool same = called_the_same(r, operation, compared, last);
   // What is awaited is mostly under way. This operation's announcements are awaited elsewhere.
   for (int looks = 1; !same && behind != 0 && looks < LOOKS; looks++)
     same = called_the_same(r, operation, compared, last);
-  if (__any_sync(~0u, fault != FAULT_NONE)) return operation;
+  if (__any_sync(~0u, fault != FAULT_NONE)) return {operation, nullptr};
   if (peer == 0) {
     own->called[operation % ANNOUNCEMENTS].what = call.descriptor_what;
     own->called[operation % ANNOUNCEMENTS].count = call.descriptor_count;
     own->begun = operation;
   }
   __syncwarp();
+  volatile Run* run = nullptr;
+  if (again) {
+    if (told == operation) run = place_of(r, own->tellings - 1);
+  } else if (__any_sync(~0u, now_ns() >= next_telling)) {
+    run = tell_begun(call, operation);
+  }
   if (peer < r.nranks && peer != r.rank) {
     if (same) {
       tell_call(call, peer, operation);
@@ -273,7 +320,7 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   }
   __syncwarp();
   if (peer == 0 && !reached(compared, last)) own->compared = last;
-  return operation;
+  return {operation, run};
 }
 
 __device__ inline void count_operation(const Rank& r, uint64_t operation) {
@@ -281,12 +328,18 @@ __device__ inline void count_operation(const Rank& r, uint64_t operation) {
 }
 
 // Announces an operation that waits for the announcements of all peers, and counts it.
-__device__ inline void begin_together(const Collective& call) {
-  uint64_t operation = announce(call, 0);
-  if ((threadIdx.x & 31) == 0) count_operation(call.rank, operation);
+__device__ inline Begin begin_together(const Collective& call, bool again = false) {
+  Begin begin = announce(call, 0, again);
+  if ((threadIdx.x & 31) == 0) count_operation(call.rank, begin.operation);
+  return begin;
 }
 
 __device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }
+
+// Ends an operation that the watchers of the first block began, once the block has come together.
+__device__ inline void end_together(const Begin& begin) {
+  if (begin.run && threadIdx.x == blockDim.x - 32) tell_ended(begin.run, begin.operation);
+}
 
 // Threads that move data.
 __device__ inline int movers() { return blockDim.x - 32; }

@@ -267,6 +267,15 @@ fn cut_the_cable(network: &Network) {
     job.wait_until_running(4);
     network.cut((0, None));
     let pids: Vec<u32> = (0..4).map(|rank| job.child(rank).id()).collect();
+    // For 5 s nothing has failed.
+    for (here, beyond) in [(&pids[..2], [2, 3]), (&pids[2..], [0, 1])] {
+        let (verdict, _) = diagnose_until(here, |verdict| {
+            let names = verdict.ranks.iter().all(|rank| beyond.contains(rank));
+            verdict.cause == Cause::Unseen && names
+        });
+        has(&verdict.text, &["in all_reduce of 1000 × float, sum (collective ", ", step "]);
+        has(&verdict.text, &["of which nothing is seen here"]);
+    }
     for (host, beyond) in [(0, [2, 3]), (1, [0, 1])] {
         let here = [2 * host, 2 * host + 1];
         let there = format!(" being on the host {}", network.address(1 - host));

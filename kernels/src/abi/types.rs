@@ -58,6 +58,8 @@ pub const ANNOUNCEMENTS: usize = 4;
 /// The most collectives by which a rank is ahead of a peer that it waits for in none of them. A
 /// peer has looked at all announcements but those of twice as many.
 pub const CALLS_AHEAD: usize = ANNOUNCEMENTS / 2;
+/// Collectives of which the host remembers what kernels told.
+pub const RUNS: usize = 64;
 /// The most steps of a program.
 pub const MAX_STEPS: usize = 64;
 /// The most messages that a launch with a small argument sends and receives.
@@ -297,7 +299,7 @@ pub struct Peer {
 
 /// The control block in host memory: what kernels tell the host, and the host a running kernel.
 #[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Control {
     /// Set by the host: kernels give up.
     pub abort: u32,
@@ -349,6 +351,36 @@ pub struct Control {
     pub awaited_has_begun: u32,
     /// The number of times that kernels have set the words before it.
     pub waits: u64,
+    /// Padding to lines of their own.
+    pub unused: [u64; 6],
+    /// The latest collectives of which kernels told, one after the other.
+    pub runs: [Run; super::RUNS],
+}
+
+const _: () = assert!(std::mem::offset_of!(Control, runs) % size_of::<Run>() == 0);
+
+/// A collective that a kernel runs, or has run, as the first block tells the host: two words at a
+/// time, in one store. Times are those of the GPU's clock. Kernels tell of a collective once in a
+/// while: a store to the host makes a kernel end 0.8 µs later.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// The number of the collective on the communicator, from 1; 0 for none.
+    pub number: u64,
+    /// The time at which it began, in ns.
+    pub begun_ns: u64,
+    /// [`Collective::call`].
+    pub call: u64,
+    /// The first word of its descriptor.
+    pub what: u64,
+    /// The second word.
+    pub count: u64,
+    /// Padding.
+    pub unused: u64,
+    /// The number of the collective once it has ended.
+    pub ended: u64,
+    /// The time at which it ended, in ns.
+    pub ended_ns: u64,
 }
 
 /// The counters of a channel, in the rank's own GPU memory: they hold what changes from launch to
@@ -423,6 +455,12 @@ pub struct Shared {
     pub told_output: u64,
     /// The time, in ns, from which on the host's memory is to be looked at again.
     pub next_look_ns: u64,
+    /// The number of the latest collective of which the host was told.
+    pub told: u64,
+    /// The number of collectives of which the host was told.
+    pub tellings: u64,
+    /// The time, in ns, from which on the host is told of a collective again.
+    pub next_telling_ns: u64,
     /// The longest time that a kernel may wait, in ns, as found in the host's memory.
     pub limit_ns: u64,
     /// A bit per rank that has left, as found in the host's memory.
@@ -553,6 +591,8 @@ pub struct Collective {
     pub scale: u64,
     /// The second word of the descriptor (`Descriptor::to_words`).
     pub descriptor_count: u64,
+    /// The number of the call among the rank's operations outside of graphs, from 1; 0 in a graph.
+    pub call: u64,
     /// The first word of the descriptor.
     pub descriptor_what: u32,
     /// Bytes of an element.

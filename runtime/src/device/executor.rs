@@ -8,7 +8,7 @@ use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Call, Operation, Programs};
 use crate::rank::Rank;
-use crate::recorder::What;
+use crate::recorder::{Tick, What};
 use cuda::create::Wishes;
 use cuda::layout::Membership;
 use cuda::network::{Network, Remote};
@@ -26,6 +26,7 @@ use oxccl_plan::select::Topology;
 use oxccl_plan::{Algorithm, Carrier};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The executor of the operations of one rank of a communicator.
@@ -219,9 +220,11 @@ impl Executor {
             (Executor::Cuda(rank, cuda_rank), Stream::Cuda(on)) => {
                 // What is captured runs when its graph is launched, which is not seen here.
                 let captured = stream.is_capturing();
-                cuda::run::launch::submit(cuda_rank, &operation, *on)?;
+                let (at, number) = (Tick::now(), rank.recorder.issued.load(Ordering::Relaxed));
+                let number = (!captured).then_some(number);
+                cuda::run::launch::submit(cuda_rank, &operation, number, *on)?;
                 if !captured {
-                    rank.recorder.call_on_gpu(&What::of(&operation), on.0.addr());
+                    rank.recorder.call_on_gpu(&What::of(&operation), on.0.addr(), at);
                 }
                 Ok(())
             }

@@ -32,6 +32,8 @@ pub enum Cause {
     Unseen,
     /// Ranks wait for each other in a circle.
     Deadlock,
+    /// Another host answers nothing.
+    SilentLink,
     /// A rank comes late to most collectives.
     Slow,
     /// The way to another host loses data, or carries far less than others.
@@ -357,12 +359,13 @@ fn is_behind(member: &Member<'_>, number: u64) -> bool {
 }
 
 /// Returns the progress of a rank with what a kernel of another one waits for: whether it has begun
-/// tells the kernel, and whether it has called tell the numbers of calls outside of graphs. `None`
-/// if the rank has not called it.
+/// tells that kernel, or the other rank's, and whether it has called tell the numbers of calls
+/// outside of graphs. `None` if the rank has not called it.
 fn progress_on_gpu(waits: &Member<'_>, to: &Member<'_>) -> Option<Progress> {
     let collective = waits.rank.waiting.and_then(|waiting| waiting.collective);
+    let runs = |number| to.rank.kernels.last().is_some_and(|run| run.number >= number);
     match collective {
-        Some(collective) if collective.peer_has_begun == Some(true) => Some(Progress::Inside),
+        Some(of) if of.peer_has_begun == Some(true) || runs(of.number) => Some(Progress::Inside),
         _ => (to.rank.issued >= waits.rank.issued).then_some(Progress::NotBegun),
     }
 }

@@ -2,7 +2,7 @@
 //! user find among the descriptors of the process. It ends with the process.
 
 use super::text::Text;
-use super::ticks::{counts, moment};
+use super::ticks::{Scale, counts, moment};
 use super::{Section, section_at as at};
 use crate::fork;
 use crate::os::memory::{Mapping, sealed_memfd};
@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// The name of the file, as links in `/proc` show it.
 pub(super) const NAME: &str = "oxccl-recorder";
 /// The first word of the file: the name of the format, with its version.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"oxccl-3\0");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"oxccl-4\0");
 /// Bytes before the first section.
 const HEAD_BYTES: usize = 4096;
 /// Ranks of a process that others can read at a time.
@@ -128,6 +128,14 @@ pub(super) fn take() -> Option<(&'static Section, usize)> {
     Some((section, number))
 }
 
+/// Returns how ticks of this process become times of the monotonic clock; `None` without a file.
+pub(super) fn monotonic() -> Option<Scale> {
+    let head = head(&file()?.mapping);
+    let word = |at: usize| head.moment[at].load(Ordering::Relaxed);
+    let (ticks, monotonic, _) = moment(counts());
+    Some(Scale { first: (word(0), word(1)), last: (ticks, monotonic) })
+}
+
 /// Gives a section back that is zero again.
 pub(super) fn give_back(number: usize) {
     if let Some(file) = file() {
@@ -137,7 +145,25 @@ pub(super) fn give_back(number: usize) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::read::process;
     use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_clock_that_was_set_since_the_process_began_is_told() {
+        const SECOND: u64 = 1_000_000_000;
+        let time = &head(&file().expect("a file").mapping).moment[2];
+        let set_ns =
+            || process(Path::new("/proc"), std::process::id()).expect("itself").clock_set_ns;
+        let off_by = |ns: i64| (set_ns() - ns).unsigned_abs();
+        assert!(off_by(0) < SECOND);
+        // As if the clock had been behind, or ahead, at the beginning.
+        time.fetch_sub(3600 * SECOND, Ordering::Relaxed);
+        assert!(off_by(3600 * SECOND as i64) < SECOND);
+        time.fetch_add(7200 * SECOND, Ordering::Relaxed);
+        assert!(off_by(-3600 * SECOND as i64) < SECOND);
+        time.fetch_sub(3600 * SECOND, Ordering::Relaxed);
+    }
 
     #[test]
     fn the_address_that_more_hosts_reach_is_recorded() {

@@ -4,6 +4,7 @@
 
 mod entry;
 mod file;
+pub mod kernels;
 pub mod read;
 mod text;
 mod ticks;
@@ -78,10 +79,14 @@ pub struct Section {
     pub issued: AtomicU64,
     /// Operations done so far.
     pub finished: AtomicU64,
+    /// By how much the monotonic clock is ahead of the GPU's, in ns, as a signed number.
+    gpu_clock: AtomicU64,
     waiting: Waiting,
     name: Text<8>,
     failure: Text<64>,
     entries: [Entry; OPERATIONS],
+    /// The latest collectives on the GPU.
+    kernels: [kernels::Words; OPERATIONS],
 }
 
 /// Operations called so far, and their bytes.
@@ -190,11 +195,11 @@ impl Section {
         called
     }
 
-    /// Records the call of an operation on a GPU, in the place of the oldest one.
+    /// Records the call of an operation on a GPU at a time, in the place of the oldest one.
     #[inline]
-    pub fn call_on_gpu(&self, what: &What, stream: usize) {
+    pub fn call_on_gpu(&self, what: &What, stream: usize, at: Tick) {
         let called = self.count(what, stream);
-        self.entry(called.number).write(&called, what, (ticks(), 0));
+        self.entry(called.number).write(&called, what, (at.0, 0));
     }
 
     #[inline]
@@ -363,6 +368,7 @@ impl Section {
         let Waiting { number, peer_step, since, looked, waited_ns, .. } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.source, &self.code];
         let more = [&self.parent, &self.ends, &self.waited, &self.issued, &self.finished];
+        let more = more.into_iter().chain([&self.gpu_clock]);
         let counts = self.collectives.iter().chain([&self.others]);
         let counts = counts.flat_map(|count| [&count.calls, &count.bytes]);
         let waiting = [number, peer_step, since, looked, waited_ns];
@@ -374,6 +380,19 @@ impl Section {
         self.name.write("");
         self.failure.write("");
         self.entries.iter().for_each(Entry::clear);
+        self.kernels.iter().for_each(kernels::Words::clear);
+    }
+}
+
+/// A time of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Tick(u64);
+
+impl Tick {
+    /// Returns the present time.
+    #[inline]
+    pub fn now() -> Self {
+        Self(ticks())
     }
 }
 

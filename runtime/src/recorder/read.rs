@@ -3,6 +3,7 @@
 
 use super::entry::{SENDS, TRANSFERS_AT};
 use super::file::{self, Head};
+use super::kernels::KernelRun;
 use super::ticks::{Scale, moment};
 use super::{ASKED, COLLECTIVES, End, Entry, IN_A_KERNEL, KernelCollective, Kind, ON_GPU};
 use super::{Section, Source, Stage, Waiting};
@@ -111,6 +112,27 @@ pub struct RankReport {
     pub failure_source: Source,
     /// The latest operations, in the order of their calls.
     pub operations: Vec<OperationReport>,
+    /// The latest collectives of which kernels have told, in their order; empty in host memory.
+    /// They tell of one every 100 µs, and are looked at twice in a second.
+    #[serde(default)]
+    pub kernels: Vec<KernelReport>,
+}
+
+/// A collective that ran, or runs, on a GPU. Times are times of day in ns since 1970: that of the
+/// GPU is compared with the host's by when calls were made and kernels looked at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelReport {
+    /// The number among the collectives that ran on the GPU for this communicator, those of graphs
+    /// included.
+    pub number: u64,
+    /// The number of its call among the operations of the rank; `None` in a graph.
+    pub call: Option<u64>,
+    /// The collective in words.
+    pub what: String,
+    /// The time at which its kernel began.
+    pub begun_ns: u64,
+    /// The time at which its first block ended; `None` if it runs, as far as that was looked at.
+    pub ended_ns: Option<u64>,
 }
 
 /// The peer and step for which an operation waits.
@@ -220,7 +242,8 @@ pub fn process(root: &Path, pid: u32) -> Option<Process> {
     let age = monotonic.saturating_sub(word(1));
     let scale = Scale { first: (word(0), time.saturating_sub(age)), last: (now, time) };
     let used = (head.used.load(Ordering::Relaxed) as usize).min(file::SECTIONS);
-    let ranks = (0..used).filter_map(|number| rank(&fd, number, &scale)).collect();
+    let clocks = Clocks { scale, to_time: (time as i64).wrapping_sub(monotonic as i64) };
+    let ranks = (0..used).filter_map(|number| rank(&fd, number, &clocks)).collect();
     let command = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
     Some(Process {
         pid,
@@ -294,8 +317,16 @@ impl<T: Words> Page<T> {
     }
 }
 
+/// The clocks of a process: of what it records in ticks, and by how much the time of day is ahead
+/// of the monotonic clock, in ns.
+struct Clocks {
+    scale: Scale,
+    to_time: i64,
+}
+
 /// Returns the rank that a section describes; `None` if none uses it.
-fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
+fn rank(fd: &OwnedFd, number: usize, clocks: &Clocks) -> Option<RankReport> {
+    let scale = &clocks.scale;
     let read = || Page::<Section>::read(fd, file::section_at(number));
     // What was overwritten while it was read shows in a second look.
     let (section, again) = (read()?, read()?);
@@ -315,6 +346,13 @@ fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
     let kept = kept.filter(|(entry, later)| load(&entry.number) == load(&later.number));
     let mut operations: Vec<_> = kept.filter_map(|(entry, _)| operation(entry, scale)).collect();
     operations.sort_by_key(|operation| operation.number);
+    let kernels = kernels(&section, &again, clocks);
+    for run in &kernels {
+        let of = operations.iter_mut().find(|op| Some(op.number) == run.call);
+        if let Some(of) = of.filter(|op| op.kind == Kind::Collective) {
+            (of.begun_ns, of.ended_ns) = (Some(run.begun_ns), run.ended_ns);
+        }
+    }
     let device = load(&section.device);
     let ends = |end: End| load(&section.ends) & end as u64 != 0;
     Some(RankReport {
@@ -346,7 +384,28 @@ fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
             peer => Source::Peer((peer - 1) as u32),
         },
         operations,
+        kernels,
     })
+}
+
+/// Returns the collectives that ran on the GPU, in their order, by a first and a second look.
+fn kernels(section: &Section, again: &Section, clocks: &Clocks) -> Vec<KernelReport> {
+    let gpu = section.gpu_clock.load(Ordering::Relaxed) as i64;
+    let time =
+        |of_gpu: u64| (of_gpu as i64).wrapping_add(gpu).wrapping_add(clocks.to_time).max(0) as u64;
+    let report = |KernelRun { number, call, descriptor, begun_ns, ended_ns }| KernelReport {
+        number,
+        call,
+        what: words(Kind::Collective, descriptor),
+        begun_ns: time(begun_ns),
+        ended_ns: ended_ns.map(time),
+    };
+    let looks = section.kernels.iter().zip(&again.kernels);
+    let kept = looks.map(|(words, later)| (words.read(), later.read()));
+    let same = kept.filter(|(run, later)| run.map(|r| r.number) == later.map(|r| r.number));
+    let mut all: Vec<_> = same.filter_map(|(run, _)| run).map(report).collect();
+    all.sort_by_key(|run| run.number);
+    all
 }
 
 /// Returns what the operation under way waits for; `None` if it is not known to wait.

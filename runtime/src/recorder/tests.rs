@@ -14,6 +14,19 @@ fn message(bytes: usize) -> What {
     What::of(&Transfers { operation: "send/recv", list: vec![transfer] }.into())
 }
 
+/// A reduction of 5 elements, and the programs that may serve it.
+fn reduction() -> (Programs, Call) {
+    let spec = Spec::new(Collective::Reduce, 2, 1);
+    let (input, output) = (std::ptr::null(), std::ptr::null_mut());
+    let (dtype, op) = (DataType::Float32, ReduceOp::Max);
+    let call = Call { spec, input, output, count: 5, dtype, op, scale: None };
+    let plan = Plan::new(spec, Algorithm::Ring).expect("a plan");
+    let any_memory = Route { plan, carrier: Carrier::Edges };
+    let mapped = Plan::new(spec, Algorithm::TwoShotMapped).expect("a plan");
+    let mapped = Some(Route { plan: mapped, carrier: Carrier::InPlace });
+    (Programs::new(&Choice { any_memory, mapped, engines: true }, 0), call)
+}
+
 /// This process, as others see it.
 fn own() -> Process {
     process(Path::new("/proc"), std::process::id()).expect("this process has a recorder")
@@ -103,7 +116,7 @@ fn calls_on_a_gpu_replace_the_oldest_and_kernels_say_what_they_await() {
     let comm = 0xabc_beef;
     let recorder = Recorder::new();
     recorder.identify(comm, (0, 2), Memory::Gpu(0), "");
-    (0..70).for_each(|n| recorder.call_on_gpu(&message(n), 1));
+    (0..70).for_each(|n| recorder.call_on_gpu(&message(n), 1, Tick::now()));
     let descriptor = Descriptor::from_words(0x5, 7);
     let inside = KernelCollective { number: 0, descriptor, peer_has_begun: Some(true) };
     recorder.kernel_waits((1, 4), Some(inside), 1);
@@ -120,19 +133,48 @@ fn calls_on_a_gpu_replace_the_oldest_and_kernels_say_what_they_await() {
 }
 
 #[test]
+fn kernels_tell_when_collectives_began_and_ended_by_the_time_of_day() {
+    let comm = 0xabc_d0d0;
+    let recorder = Recorder::new();
+    recorder.identify(comm, (0, 2), Memory::Gpu(0), "");
+    let (programs, reduce) = reduction();
+    let what = What::collective(&programs, &reduce);
+    recorder.call_on_gpu(&message(4), 1, Tick::now());
+    recorder.call_on_gpu(&what, 1, Tick::now());
+    // The clock of the GPU is an hour behind, and the first collective of a graph ran before.
+    let gpu_ns = || ticks::clock_ns(libc::CLOCK_MONOTONIC) - 3_600_000_000_000;
+    let descriptor = Descriptor::from_words(0x5, 7);
+    let (before, begun_ns) = (gpu_ns() - 1_000_000, gpu_ns());
+    let run = |number, call, begun_ns, ended_ns| {
+        Some(kernels::KernelRun { number, call, descriptor, begun_ns, ended_ns })
+    };
+    let runs = [run(70, None, before, Some(before + 9000)), run(71, Some(1), begun_ns, None)];
+    let mut clock = kernels::GpuClock::default();
+    recorder.kernels_run(&mut clock, &runs);
+    let report = rank_of(comm).expect("it is there");
+    let [graph, call] = &report.kernels[..] else { panic!("{report:?}") };
+    assert_eq!((graph.number, graph.call, graph.what == descriptor.to_string()), (70, None, true));
+    assert_eq!(graph.ended_ns, Some(graph.begun_ns + 9000));
+    assert_eq!((call.number, call.call, call.ended_ns), (71, Some(1), None));
+    assert_eq!(call.begun_ns, graph.begun_ns + begun_ns - before);
+    // The call is told of with the times of its kernel.
+    let op = &report.operations[1];
+    assert_eq!((op.begun_ns, op.ended_ns), (Some(call.begun_ns), None));
+    let late_ns = call.begun_ns.abs_diff(op.called_ns);
+    assert!(late_ns < 2_000_000_000, "{late_ns} ns after its call");
+    let ended = run(71, Some(1), begun_ns, Some(begun_ns + 5000));
+    recorder.kernels_run(&mut clock, &[None, ended]);
+    let op = rank_of(comm).expect("it is there").operations.remove(1);
+    assert_eq!(op.ended_ns.zip(op.begun_ns).map(|(end, begin)| end - begin), Some(5000));
+    assert_eq!(rank_of(comm).expect("it is there").operations[0].begun_ns, None);
+}
+
+#[test]
 fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let comm = 0xabc_c0de;
     let recorder = Recorder::new();
     recorder.identify(comm, (0, 2), Memory::Host(1), "");
-    let spec = Spec::new(Collective::Reduce, 2, 1);
-    let (input, output) = (std::ptr::null(), std::ptr::null_mut());
-    let (dtype, op) = (DataType::Float32, ReduceOp::Max);
-    let call = Call { spec, input, output, count: 5, dtype, op, scale: None };
-    let plan = Plan::new(spec, Algorithm::Ring).expect("a plan");
-    let any_memory = Route { plan, carrier: Carrier::Edges };
-    let mapped = Plan::new(spec, Algorithm::TwoShotMapped).expect("a plan");
-    let mapped = Some(Route { plan: mapped, carrier: Carrier::InPlace });
-    let programs = Programs::new(&Choice { any_memory, mapped, engines: true }, 0);
+    let (programs, call) = reduction();
     let what = What::collective(&programs, &call);
     recorder.call(&message(1), 1);
     let called = recorder.call(&what, 1);

@@ -14,6 +14,7 @@ pub fn encode(process: &Process) -> Vec<u8> {
     for kept in KEPT {
         for rank in &mut process.ranks {
             rank.operations.drain(..rank.operations.len().saturating_sub(kept));
+            rank.kernels.drain(..rank.kernels.len().saturating_sub(kept));
         }
         let bytes = bytes(&process);
         if bytes.len() <= MAX_BYTES {
@@ -41,8 +42,9 @@ pub fn decode(bytes: &[u8]) -> Option<Process> {
     process.ranks.retain(|rank| rank.rank < rank.nranks && rank.nranks <= MAX_RANKS);
     let Process { host, address, command, .. } = &mut process;
     [host, address, command].into_iter().for_each(clean);
-    for RankReport { name, failure, operations, .. } in &mut process.ranks {
+    for RankReport { name, failure, operations, kernels, .. } in &mut process.ranks {
         [name, failure].into_iter().for_each(clean);
+        kernels.iter_mut().for_each(|run| clean(&mut run.what));
         for operation in operations {
             clean(&mut operation.what);
             operation.plan.iter_mut().chain(&mut operation.carrier).for_each(clean);
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
     use crate::op::descriptor::Descriptor;
     use crate::recorder::KernelCollective;
-    use crate::recorder::read::Awaited;
+    use crate::recorder::read::{Awaited, KernelReport};
     use oxccl_plan::DataType;
 
     fn operation(number: u64) -> OperationReport {
@@ -89,6 +91,11 @@ mod tests {
             ended_ns: None,
             descriptor: Descriptor::message(DataType::Int8, number),
         }
+    }
+
+    fn kernel(number: u64) -> KernelReport {
+        let (what, ended_ns) = ("broadcast".to_owned(), Some(8));
+        KernelReport { number, call: None, what, begun_ns: 7, ended_ns }
     }
 
     fn process(ranks: u32, operations: u64) -> Process {
@@ -128,6 +135,7 @@ mod tests {
             failure_code: 6,
             failure_source: Source::Peer(2),
             operations: (0..operations).map(operation).collect(),
+            kernels: (0..operations).map(kernel).collect(),
         };
         Process {
             pid: 7,
@@ -148,6 +156,8 @@ mod tests {
         assert_eq!(decode(&encode(&few)), Some(few));
         let sent = decode(&encode(&process(1, 64))).expect("a process");
         let numbers: Vec<_> = sent.ranks[0].operations.iter().map(|op| op.number).collect();
+        assert_eq!(numbers, (48..64).collect::<Vec<_>>());
+        let numbers: Vec<_> = sent.ranks[0].kernels.iter().map(|run| run.number).collect();
         assert_eq!(numbers, (48..64).collect::<Vec<_>>());
     }
 

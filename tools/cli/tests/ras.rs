@@ -5,6 +5,7 @@ use oxccl_tests::missing;
 use oxccl_tests::network::apart;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -112,6 +113,50 @@ fn a_way_between_hosts_that_loses_data_is_told() {
 }
 
 #[test]
+fn a_cut_cable_is_told_while_nothing_has_failed() {
+    apart("a_cut_cable_is_told_while_nothing_has_failed", 2, |network| {
+        let id = format!("{}:4000", network.address(0));
+        let mut job = Job::start(Path::new(OXCCL), 2, 2 * LIMIT, |rank, command| {
+            let arguments = "perf all_reduce --device host -b 1K -e 1K -n 100000000 -c 0";
+            network.enter(command, rank).args(arguments.split(' ')).env("NCCL_COMM_ID", &id);
+        });
+        let pids = [0, 1].map(|rank| job.child(rank).id());
+        let ras = || {
+            let mut command = Command::new(OXCCL);
+            let [a, b] = pids.map(|pid| pid.to_string());
+            command.args(["ras", "--pid", &a, "--pid", &b]);
+            let output = network.enter(bind_to_parent(&mut command), 0).output().expect("it runs");
+            (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
+        };
+        let until = |is: &dyn Fn(&str) -> bool| {
+            let start = Instant::now();
+            loop {
+                let (printed, code) = ras();
+                if is(&printed) {
+                    return code;
+                }
+                assert!(start.elapsed() < LIMIT, "{printed}");
+                std::thread::sleep(PAUSE);
+            }
+        };
+        until(&|printed| printed.contains("last all_reduce of 256 × float"));
+        network.cut((0, None));
+        // After 5 s the ranks would give up; those that are stopped do not, and their connections
+        // stay as they are.
+        for pid in pids {
+            let pid = Pid::from_raw(pid as i32).expect("a process");
+            kill_process(pid, Signal::STOP).expect("it can be stopped");
+        }
+        let way = format!("({}) to {} is cut: ", network.address(0), network.address(1));
+        assert_eq!(until(&|printed| printed.contains(&way)), Some(2));
+        for rank in [0, 1] {
+            job.child(rank).kill().expect("it can be killed");
+        }
+        job.wait();
+    });
+}
+
+#[test]
 fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
     let ranks = Ranks::start();
     let last = "last all_reduce of 65536 × float, sum";
@@ -158,6 +203,7 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
     assert!(
         spans.clone().count() > 64 && spans.clone().all(|span| span["dur"].as_f64() >= Some(0.0))
     );
+    overlap(spans);
     let picture = read(&dump("svg", "job.svg"));
     assert!(picture.starts_with("<svg") && picture.contains("is stopped by a signal"), "{picture}");
     assert!(picture.contains("waits for rank 1 at step "), "{picture}");
@@ -178,6 +224,22 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
         assert!(values.iter().filter(|value| **value > least).count() >= 2, "{metrics}");
     }
     analyse(&dump("flight-recorder", "flight"), &folder.path().join("all.json"));
+}
+
+/// Checks that the spans of a collective at all ranks have a moment in common: none ends before the
+/// others have begun. The clocks of processes are compared to some microseconds.
+fn overlap<'a>(spans: impl Iterator<Item = &'a Value>) {
+    const ERROR_US: f64 = 100.0;
+    let mut common: BTreeMap<u64, (f64, f64, u32)> = BTreeMap::new();
+    for span in spans.filter(|span| span["name"] == "all_reduce of 65536 × float, sum") {
+        let [begin, lasts] = ["ts", "dur"].map(|key| span[key].as_f64().expect("a time"));
+        let number = span["args"]["of_kind"].as_u64().expect("a number");
+        let of = common.entry(number).or_insert((begin, begin + lasts, 0));
+        *of = (of.0.max(begin), of.1.min(begin + lasts), of.2 + 1);
+    }
+    let shared = || common.values().filter(|(_, _, ranks)| *ranks == 2);
+    assert!(shared().count() > 16, "{common:?}");
+    assert!(shared().all(|(begin, end, _)| *begin < end + ERROR_US), "{common:?}");
 }
 
 /// Reads the files of the flight recorder as PyTorch's analyser does: what it asks for is there.

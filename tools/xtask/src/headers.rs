@@ -263,7 +263,8 @@ fn library_headers() -> [Header; 4] {
 }
 
 /// The structures that kernels take or point to.
-const KERNEL_TYPES: [&str; 18] = [
+const KERNEL_TYPES: [&str; 19] = [
+    "Run",
     "Control",
     "Counters",
     "LaneCounters",

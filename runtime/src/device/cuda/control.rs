@@ -4,24 +4,36 @@ use crate::device::cuda::driver::Gpu;
 use crate::device::cuda::memory::pool::Block;
 use crate::error::Result;
 use crate::op::descriptor::Descriptor;
+use crate::recorder::kernels::{GpuClock, KernelRun};
 use crate::recorder::{KernelCollective, Recorder};
 use oxccl_kernels::abi;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// The [`abi::Control`] of a rank.
 pub(super) struct Control {
     block: Block,
     /// The number of times that kernels had said that they wait, at the last look.
     waits: AtomicU64,
+    runs: Mutex<Runs>,
+}
+
+/// What is known of the collectives that have run on the GPU.
+#[derive(Default)]
+struct Runs {
+    clock: GpuClock,
+    /// The latest one, as it was recorded last.
+    latest: Option<KernelRun>,
 }
 
 impl Control {
     /// Allocates the block. Requires the GPU's context to be current on this thread.
     pub(super) fn new(gpu: &'static Gpu) -> Result<Self> {
         let block = Block::on_host(gpu, size_of::<abi::Control>())?;
-        let control = Self { block, waits: AtomicU64::new(0) };
-        // SAFETY: memory of that size and alignment, which nobody else knows yet.
-        unsafe { control.pointer().write(abi::Control::default()) };
+        let control = Self { block, waits: AtomicU64::new(0), runs: Mutex::default() };
+        // SAFETY: memory of that size and alignment, which nobody else knows yet, and whose words
+        // may all be zero.
+        unsafe { control.pointer().write_bytes(0, 1) };
         Ok(control)
     }
 
@@ -86,6 +98,41 @@ impl Control {
             let ((peer, step), collective, waited_ns) = told;
             recorder.kernel_waits((named(peer), step), collective, waited_ns);
         }
+        let mut known = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let Runs { clock, latest } = &mut *known;
+        let runs: Vec<_> = self.words().runs.iter().map(Self::run).collect();
+        let newest = runs.iter().flatten().max_by_key(|run| run.number).copied();
+        if newest != *latest {
+            *latest = newest;
+            recorder.kernels_run(clock, &runs);
+        }
+    }
+
+    /// Returns the name of a collective by its number on the GPU; `None` if no kernel told of it.
+    pub(super) fn name_of(&self, number: u64) -> Option<&'static str> {
+        let mut runs = self.words().runs.iter().filter_map(Self::run);
+        let (collective, ..) = runs.find(|run| run.number == number)?.descriptor.call()?;
+        Some(collective.name())
+    }
+
+    /// Returns what kernels tell of a collective; `None` if they tell of none, or are writing it.
+    fn run(words: &abi::Run) -> Option<KernelRun> {
+        let read = || {
+            let abi::Run { number, begun_ns, call, what, count, ended, ended_ns, .. } = words;
+            [number, begun_ns, call, what, count, ended, ended_ns].map(Self::count)
+        };
+        let told = read();
+        let [number, begun_ns, call, what, count, ended, ended_ns] = told;
+        (told == read()).then_some(())?;
+        Some(KernelRun {
+            number: number.checked_sub(1)?,
+            call: call.checked_sub(1),
+            descriptor: Descriptor::from_words(what as u32, count),
+            begun_ns,
+            // What begins in the place of an old one has not ended. A collective that found a
+            // fault ends without having begun.
+            ended_ns: (ended >= number).then_some(ended_ns),
+        })
     }
 
     /// Returns what kernels say that they wait for: the peer by its name and the step, in which

@@ -352,6 +352,9 @@ impl CudaRank {
             told_input: 0,
             told_output: 0,
             next_look_ns: 0,
+            told: 0,
+            tellings: 0,
+            next_telling_ns: 0,
             limit_ns: 0,
             left: 0,
             line_users: 0,
@@ -516,7 +519,7 @@ impl CudaRank {
             peer: self.named(control.peer),
             step: control.step,
             op_seq: control.operation,
-            operation: "a kernel",
+            operation: self.control.name_of(control.operation).unwrap_or("a kernel"),
         };
         match fault {
             abi::FAULT_DEADLINE => {

@@ -34,6 +34,7 @@ pub(in crate::ras) fn rank(comm: u64, number: u32, nranks: u32, all_reduces: u64
         failure_code: 0,
         failure_source: Source::Here,
         operations: Vec::new(),
+        kernels: Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::op::descriptor::Descriptor;
 use crate::recorder::KernelCollective;
-use crate::recorder::read::{Awaited, OperationReport, RankReport};
+use crate::recorder::read::{Awaited, KernelReport, OperationReport, RankReport};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
 const SECOND: u64 = 1_000_000_000;
@@ -73,6 +73,7 @@ fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankRepor
         failure_code: 0,
         failure_source: Source::Here,
         operations: (0..issued).map(|number| call(number, 5, since_ns)).collect(),
+        kernels: Vec::new(),
     }
 }
 
@@ -316,24 +317,34 @@ fn a_kernel_waits_for_a_rank_that_made_fewer_calls_or_whose_stream_is_held_up() 
     }
 }
 
+fn run(number: u64) -> KernelReport {
+    let what = "all_reduce".to_owned();
+    KernelReport { number, call: None, what, begun_ns: NOW - 3 * SECOND, ended_ns: None }
+}
+
 #[test]
 fn a_kernel_tells_its_collective_and_whether_the_peer_is_in_it() {
     // The rank's GPU has run as many collectives as it called, or more: then in graphs.
-    let cases = [
-        (
-            2,
-            Some(false),
-            Cause::NotBegun,
-            "rank 1 has made as many calls, but no kernel of it is in",
-        ),
-        (9, Some(false), Cause::NotBegun, "rank 1 has no kernel in"),
-        (9, Some(true), Cause::Inside, "rank 1 does not go on in"),
-        (2, None, Cause::NotBegun, "rank 1 does not tell whether a kernel of it is in"),
+    let [as_many, none, inside, untold] = [
+        (Cause::NotBegun, "rank 1 has made as many calls, but no kernel of it is in"),
+        (Cause::NotBegun, "rank 1 has no kernel in"),
+        (Cause::Inside, "rank 1 does not go on in"),
+        (Cause::NotBegun, "rank 1 does not tell whether a kernel of it is in"),
     ];
-    for (number, peer_has_begun, cause, fact) in cases {
+    let cases = [
+        (2, Some(false), None, as_many),
+        (9, Some(false), None, none),
+        (9, Some(true), None, inside),
+        // Of a rank on another host its own kernels may tell.
+        (2, None, None, untold),
+        (2, None, Some(1), untold),
+        (2, None, Some(2), inside),
+    ];
+    for (number, peer_has_begun, latest, (cause, fact)) in cases {
         let on_gpu = |own: u32, waits: bool| {
             let mut rank = rank(own, 3, 0, waits.then_some(1));
             rank.gpu = Some(own);
+            rank.kernels = latest.into_iter().map(run).collect();
             let inside = KernelCollective { number, descriptor: descriptor(6), peer_has_begun };
             let wait = rank.waiting.iter_mut();
             wait.for_each(|wait| (wait.number, wait.collective) = (None, Some(inside)));

@@ -193,8 +193,15 @@ pub(crate) fn limit(ranks: &[Rank]) -> Outcome {
         ok(unsafe { oxcclCommSetTimeout(rank.comm, 200_000_000) })?;
         ok(rank.call(sum(1000), memory.at, memory.at))?;
         let Err(text) = rank.synchronize() else { return Err("no error".to_owned()) };
-        if !text.contains("200 ms") && !text.contains("waited") {
-            return Err(format!("not a deadline: {text}, {}", last_error()));
+        let parts = [
+            "rank 0 waited 200 ms for rank ",
+            " all_reduce (operation 0), the limit",
+            " has not called all_reduce of 1000 × int32, sum (collective 0",
+            "look at what that process does",
+        ];
+        let text = format!("{text}, {}", last_error());
+        if let Some(lacks) = parts.iter().find(|part| !text.contains(**part)) {
+            return Err(format!("no {lacks:?}: {text}"));
         }
     } else {
         hear(rank)?;

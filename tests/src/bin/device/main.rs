@@ -130,7 +130,7 @@ const TESTS: &[Test] = &[
     Test { name: "half of a group", layouts: APART, body: failures::half_a_group },
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "abort when all is done", layouts: APART, body: failures::abort_at_the_end },
-    Test { name: "a limit ends a wait", layouts: THREADS, body: failures::limit },
+    Test { name: "a limit ends a wait", layouts: APART, body: failures::limit },
     Test { name: KILLED[2], layouts: PROCESSES, body: standstill::explained },
     Test { name: KILLED[1], layouts: PROCESSES, body: engines::killed },
     Test { name: KILLED[0], layouts: PROCESSES, body: failures::killed },

@@ -8,7 +8,8 @@ use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureGlobal;
 use oxccl::oxccl::types::oxcclDeviceKind_t;
 use oxccl_runtime::ras::job;
 use oxccl_runtime::ras::verdict::{Cause, Patience, Verdict, verdicts};
-use oxccl_runtime::recorder::read::{PROC, own_pid, processes};
+use oxccl_runtime::recorder::read::{OperationReport, PROC, RankReport};
+use oxccl_runtime::recorder::read::{own_pid, process, processes};
 use oxccl_tests::sequence::Random;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::path::Path;
@@ -162,6 +163,15 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
     let memory = Memory::new(1 << 20)?;
     let call = || ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
+    if on_gpu() {
+        // Of a call they tell every 100 µs.
+        (0..2000).try_for_each(|_| {
+            replay.launch(rank.stream)?;
+            call()?;
+            rank.synchronize()
+        })?;
+        kernels_tell(rank)?;
+    }
     // All ranks draw the same.
     let mut random = Random(18);
     for how in ALL.into_iter().chain(ALL) {
@@ -185,8 +195,58 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
             on.leave()?;
         }
     }
+    late(rank, &memory)?;
     in_a_circle(rank, &memory)?;
     killed(rank, &memory)
+}
+
+/// The last rank comes late to all calls, which holds nobody up.
+fn late(rank: &Rank, memory: &Memory) -> Outcome {
+    const CALLS: usize = 64;
+    let last = rank.nranks - 1;
+    for _ in 0..CALLS {
+        if rank.rank == last {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)))?;
+        rank.synchronize()?;
+    }
+    if rank.rank == 0 {
+        let job = job::of_process(processes(Path::new(PROC)), own_pid(Path::new(PROC)));
+        let found = verdicts(&job, Patience::default());
+        let is_late = |of: &Verdict| (of.cause, &of.ranks[..]) == (Cause::Slow, &[last as u32]);
+        if !found.iter().any(is_late) {
+            return Err(format!("rank {last} was late to {CALLS} calls: {found:#?}"));
+        }
+    }
+    total(rank, memory)
+}
+
+/// Kernels of replays of a graph and of calls have told when they ran.
+fn kernels_tell(rank: &Rank) -> Outcome {
+    let (start, proc) = (Instant::now(), Path::new(PROC));
+    let is_told = |report: &RankReport| {
+        let runs = &report.kernels;
+        let in_order = runs.is_sorted_by(|a, b| {
+            a.number < b.number && a.ended_ns.is_some_and(|ended_ns| ended_ns <= b.begun_ns)
+        });
+        let replays = runs.iter().filter(|run| run.call.is_none()).count();
+        // The clocks are compared to some microseconds.
+        let late = |op: &OperationReport| Some(op.begun_ns? + 1_000_000 >= op.called_ns);
+        let late: Vec<bool> = report.operations.iter().filter_map(late).collect();
+        in_order && (10..60).contains(&replays) && !late.is_empty() && !late.contains(&false)
+    };
+    loop {
+        let own = process(proc, own_pid(proc)).ok_or("this process records nothing")?;
+        let is_rank = |of: &&RankReport| of.rank == rank.rank as u32 && of.kernels.len() == 64;
+        if own.ranks.iter().find(is_rank).is_some_and(is_told) {
+            return Ok(());
+        }
+        if start.elapsed() > Duration::from_secs(5) {
+            return Err(format!("kernels do not tell when they ran: {own:#?}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The last rank uses two communicators in another order than the others.

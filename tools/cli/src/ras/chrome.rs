@@ -1,7 +1,8 @@
 //! Trace events, as Perfetto and Chrome show them.
 
 use super::flight::state;
-use oxccl_runtime::recorder::read::{OperationReport, Process, RankReport};
+use oxccl_runtime::recorder::Kind;
+use oxccl_runtime::recorder::read::{KernelReport, OperationReport, Process, RankReport};
 use serde_json::{Value, json};
 
 /// Returns the operations of all ranks as trace events on the time axis of the time of day: a
@@ -19,6 +20,11 @@ pub(super) fn events(processes: &[Process]) -> String {
             events.push(meta("thread_name", number, thread, &name));
             let event = |op| event(process, rank, op, (number, thread));
             events.extend(rank.operations.iter().map(event));
+            if let Some(gpu) = rank.gpu {
+                let row = (number, process.ranks.len() as u64 + thread);
+                events.push(meta("thread_name", row.0, row.1, &format!("{name}, on GPU {gpu}")));
+                events.extend(rank.kernels.iter().map(|run| kernel(process, run, row)));
+            }
         }
     }
     json!({ "displayTimeUnit": "ns", "traceEvents": events }).to_string()
@@ -29,18 +35,21 @@ fn meta(kind: &str, process: u64, thread: u64, name: &str) -> Value {
 }
 
 /// Returns the event of an operation: a span from its beginning to its end or, where it has not
-/// ended, to the moment at which it was read. Which calls on a GPU have ended is not known: they
-/// are instants, but for the latest one while a kernel waits.
+/// ended, to the moment at which it was read. Calls on a GPU are instants; the collectives of which
+/// kernels tell are in rows of their own, and of other operations the latest one is a span while a
+/// kernel waits.
 fn event(
     process: &Process,
     rank: &RankReport,
     op: &OperationReport,
     (number, thread): (u64, u64),
 ) -> Value {
-    let begin_ns = op.begun_ns.unwrap_or(op.called_ns);
     let state = state(rank, op);
-    let end_ns = op.ended_ns.or((state != "completed").then_some(process.read_ns));
-    let us = |ns: u64| ns as f64 / 1e3;
+    let until_now = (state != "completed").then_some(process.read_ns);
+    let (begin_ns, end_ns) = match (rank.gpu, op.kind) {
+        (Some(_), Kind::Collective) => (op.called_ns, None),
+        _ => (op.begun_ns.unwrap_or(op.called_ns), op.ended_ns.or(until_now)),
+    };
     let mut event = json!({
         "cat": op.kind,
         "name": op.what,
@@ -57,7 +66,7 @@ fn event(
             "stream": op.stream,
             "tag": op.tag,
             "called_us": us(op.called_ns),
-            "state": rank.gpu.is_none().then_some(state),
+            "state": state,
         },
     });
     match end_ns {
@@ -73,27 +82,57 @@ fn event(
     event
 }
 
+/// Returns the event of a collective on a GPU, which lasts until it was read if it has not ended.
+fn kernel(process: &Process, run: &KernelReport, (number, thread): (u64, u64)) -> Value {
+    let end_ns = run.ended_ns.unwrap_or(process.read_ns);
+    json!({
+        "ph": "X",
+        "cat": Kind::Collective,
+        "name": run.what,
+        "pid": number,
+        "tid": thread,
+        "ts": us(run.begun_ns),
+        "dur": us(end_ns.saturating_sub(run.begun_ns)),
+        "args": { "on_gpu": run.number, "operation": run.call, "ended": run.ended_ns.is_some() },
+    })
+}
+
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A rank on a GPU that has called three collectives at 1, 2 and 3 µs, as read after 9 µs.
-    fn process(waiting: Value) -> Process {
+    /// A rank on a GPU that has called operations of a kind at 1, 2 and 3 µs, of which collectives
+    /// ran from 4 µs on, as read after 9 µs.
+    fn process(kind: &str, waiting: Value) -> Process {
         let operation = |number: u64| {
             json!({
-                "number": number, "kind": "collective", "of_kind": number, "what": "all_reduce",
+                "number": number, "kind": kind, "of_kind": number, "what": "all_reduce",
                 "bytes": 4, "peer": null, "sends": null, "transfers": 0, "stream": 1, "tag": 0,
                 "called_ns": 1000 * (number + 1), "begun_ns": null, "ended_ns": null,
                 "descriptor": { "what": 0, "count": 1 },
             })
         };
         let operations = [0, 1, 2].map(operation);
+        let run = |number: u64, ended_ns: Option<u64>| {
+            let begun_ns = 4000 + 2000 * number;
+            let (what, call) = ("broadcast", Some(number));
+            let ran = kind == "collective";
+            let run = json!({ "number": number, "call": call, "what": what, "begun_ns": begun_ns,
+                "ended_ns": ended_ns });
+            ran.then_some(run)
+        };
+        let kernels: Vec<_> = [run(0, Some(5000)), run(1, None)].into_iter().flatten().collect();
         let rank = json!({
             "comm": 7, "name": "", "rank": 0, "nranks": 2, "gpu": 0, "device": 0,
             "stage": "running", "begun_ns": 0, "issued": 3, "finished": 0, "collectives": 3,
             "collectives_by_kind": [3, 0, 0, 0, 0, 0, 0, 0], "finalized": false,
             "destroyed": false, "aborted": false, "waiting": waiting, "failure": "",
             "failure_code": 0, "failure_source": "here", "operations": operations,
+            "kernels": kernels,
         });
         serde_json::from_value(json!({
             "pid": 5, "host": "node1", "address": "", "command": "train", "state": "alive",
@@ -102,24 +141,43 @@ mod tests {
         .expect("a process")
     }
 
+    /// The events of operations, each with its phase, beginning, length and row.
+    fn events_of(kind: &str, waiting: Value) -> Vec<(String, f64, Option<f64>, u64)> {
+        let text = events(&[process(kind, waiting)]);
+        let trace: Value = serde_json::from_str(&text).expect("JSON");
+        let events = trace["traceEvents"].as_array().expect("events").clone();
+        let operations = events.iter().filter(|event| event["ph"] != "M");
+        let of = |event: &Value| {
+            let phase = event["ph"].as_str().expect("a phase").to_owned();
+            let begin = event["ts"].as_f64().expect("a time");
+            (phase, begin, event["dur"].as_f64(), event["tid"].as_u64().expect("a row"))
+        };
+        operations.map(of).collect()
+    }
+
+    fn instant(us: f64) -> (String, f64, Option<f64>, u64) {
+        ("i".to_owned(), us, None, 1)
+    }
+
+    fn span(us: f64, lasts: f64, row: u64) -> (String, f64, Option<f64>, u64) {
+        ("X".to_owned(), us, Some(lasts), row)
+    }
+
     #[test]
-    fn calls_on_gpus_are_instants_but_the_latest_one_while_a_kernel_waits() {
+    fn collectives_on_gpus_are_instants_of_calls_and_spans_of_kernels() {
+        let calls = [1.0, 2.0, 3.0].map(instant);
+        let kernels = [span(4.0, 1.0, 2), span(6.0, 3.0, 2)];
+        assert_eq!(events_of("collective", Value::Null), [&calls[..], &kernels].concat());
+    }
+
+    #[test]
+    fn messages_on_gpus_are_instants_but_the_latest_one_while_a_kernel_waits() {
         let waiting = json!({
             "number": null, "collective": null, "peer": 1, "step": null, "since_ns": 4000,
             "looked_ns": 8900,
         });
-        let of = |waiting| {
-            let text = events(&[process(waiting)]);
-            let trace: Value = serde_json::from_str(&text).expect("JSON");
-            let events = trace["traceEvents"].as_array().expect("events").clone();
-            let operations = events.into_iter().filter(|event| event["ph"] != "M");
-            operations.collect::<Vec<_>>()
-        };
-        let kinds = |events: &[Value]| events.iter().map(|e| e["ph"].clone()).collect::<Vec<_>>();
-        let waits = of(waiting);
-        assert_eq!(kinds(&waits), ["i", "i", "X"]);
-        assert_eq!((&waits[2]["ts"], &waits[2]["dur"]), (&json!(3.0), &json!(6.0)));
-        assert_eq!(kinds(&of(Value::Null)), ["i", "i", "i"]);
-        assert!(waits.iter().all(|event| event["args"]["state"].is_null()), "{waits:?}");
+        let waits = [instant(1.0), instant(2.0), span(3.0, 6.0, 1)];
+        assert_eq!(events_of("exchange", waiting), waits);
+        assert_eq!(events_of("exchange", Value::Null), [1.0, 2.0, 3.0].map(instant));
     }
 }

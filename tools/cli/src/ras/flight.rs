@@ -147,12 +147,15 @@ fn group(rank: &RankReport, comm: &Comm<'_>, world: &Comm<'_>) -> Group {
     Group { name: name(rank), desc: description(rank), ranks: format!("{ranks:?}") }
 }
 
-/// Returns the state of an operation, by the words of the analyser. On GPUs it is not known which
-/// calls have ended, but that all have if no kernel waits and others have followed.
+/// Returns the state of an operation, by the words of the analyser. On GPUs kernels do not tell of
+/// all collectives; all calls have ended if no kernel waits, or others have followed.
 pub(super) fn state(rank: &RankReport, op: &OperationReport) -> &'static str {
     let (begun, ended) = match rank.gpu {
         None => (op.begun_ns.is_some() || op.number < rank.finished, op.number < rank.finished),
-        Some(_) => (true, rank.waiting.is_none() || op.number.saturating_add(1) < rank.issued),
+        Some(_) => {
+            let is_past = rank.waiting.is_none() || op.number.saturating_add(1) < rank.issued;
+            (true, op.ended_ns.is_some() || is_past)
+        }
     };
     match (begun, ended) {
         (_, true) => "completed",

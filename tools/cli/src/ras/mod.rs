@@ -12,7 +12,7 @@ use oxccl_runtime::ras::job::{self, Comm, Member, communicators};
 use oxccl_runtime::ras::status;
 use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
 use oxccl_runtime::recorder::Stage;
-use oxccl_runtime::recorder::read::{self, Awaited, PROC, Process};
+use oxccl_runtime::recorder::read::{self, Awaited, KernelReport, PROC, Process, RankReport};
 use oxccl_runtime::recorder::wire;
 use std::collections::HashMap;
 use std::io::Write;
@@ -239,7 +239,7 @@ fn rows_in_short(members: &[Member<'_>]) -> String {
 fn row(member: &Member<'_>) -> String {
     let rank = member.rank;
     let counts = match rank.gpu {
-        Some(_) => format!("{} called outside of graphs", rank.issued),
+        Some(_) => format!("{} called outside of graphs{}", rank.issued, on_gpu(rank)),
         None => format!("{} called, {} done", rank.issued, rank.finished),
     };
     let waits = rank.waiting.map(|waiting| {
@@ -251,6 +251,15 @@ fn row(member: &Member<'_>) -> String {
     let last = || rank.operations.last().map(|op| format!("; last {}", op.what));
     let now = waits.or_else(last).unwrap_or_default();
     format!("  rank {:>3}  {}: {counts}{now}", rank.rank, member.place())
+}
+
+/// Returns the words for the collectives that a rank's kernels tell of.
+fn on_gpu(rank: &RankReport) -> String {
+    let number = |run: &KernelReport| run.number.saturating_add(1);
+    match rank.kernels.iter().rfind(|run| run.ended_ns.is_some()).map(number) {
+        Some(ended) => format!(", {ended} collectives or more done on its GPU"),
+        None => String::new(),
+    }
 }
 
 /// Returns the words for whom a rank waits, and for how long.

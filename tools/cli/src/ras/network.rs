@@ -1,5 +1,5 @@
-//! The connections between hosts: what the kernel counts of them tells which way loses data, or is
-//! slow.
+//! The connections between hosts: what the kernel counts of them tells which way is cut, loses
+//! data, or is slow.
 
 use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
@@ -25,6 +25,11 @@ const LOST_SHARE: f64 = 0.01;
 const SLOW_SHARE: f64 = 0.25;
 /// The fewest ways among which one is called slow.
 const WAYS: usize = 3;
+/// The time without an answer, and the number of times that data were sent again meanwhile, from
+/// which on a way is cut: the kernel first waits for a fifth of a second, then twice as long each
+/// time.
+const SILENT_MS: u32 = 1000;
+const UNANSWERED: u8 = 2;
 
 /// A connection, with counts of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,6 +46,8 @@ pub(super) struct Connection {
     /// True if there was too little to send for a higher rate to show, or if it was mostly the
     /// receiver that had no room.
     is_held: bool,
+    /// The time since the last answer, while data are sent again and again; else 0.
+    silent_ms: u32,
 }
 
 impl Connection {
@@ -59,6 +66,7 @@ impl Connection {
             round_trip_us: word(68)?,
             rate: long(160)?,
             is_held: info.get(7)? & 1 != 0 || long(176)? > long(168)? / 2,
+            silent_ms: if *info.get(2)? < UNANSWERED { 0 } else { word(56)? },
         })
     }
 }
@@ -165,10 +173,11 @@ struct Way {
     round_trip_us: u32,
     rate: u64,
     is_held: bool,
+    silent_ms: u32,
     processes: Vec<u32>,
 }
 
-/// Returns the ways to other hosts that lose data, or carry far less than the others.
+/// Returns the ways to other hosts that are cut, lose data, or carry far less than the others.
 pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
     let mut ways: BTreeMap<(IpAddr, IpAddr), Way> = BTreeMap::new();
     for (process, of) in connections {
@@ -176,12 +185,13 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
         way.sent_bytes += of.sent_bytes;
         way.again_bytes += of.again_bytes;
         way.round_trip_us = way.round_trip_us.max(of.round_trip_us);
+        way.silent_ms = way.silent_ms.max(of.silent_ms);
         if of.rate > way.rate {
             (way.rate, way.is_held) = (of.rate, of.is_held);
         }
         way.processes.push(process.pid);
     }
-    ways.retain(|_, way| way.sent_bytes >= SENT_BYTES);
+    ways.retain(|_, way| way.sent_bytes >= SENT_BYTES || way.silent_ms >= SILENT_MS);
     let mut rates: Vec<u64> = ways.values().map(|way| way.rate).collect();
     rates.sort_unstable();
     let usual = rates.get(rates.len() / 2).copied().filter(|_| rates.len() >= WAYS);
@@ -189,7 +199,12 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
     let verdict = |((from, to), way): (&(IpAddr, IpAddr), &mut Way)| {
         let share = way.again_bytes as f64 / way.sent_bytes as f64;
         let mbytes = |bytes: u64| bytes as f64 / 1e6;
+        let is_silent = way.silent_ms >= SILENT_MS;
         let fact = match usual {
+            _ if is_silent => {
+                let silent = span(u64::from(way.silent_ms) * 1_000_000);
+                format!("is cut: no answer has come for {silent}, and data are sent again")
+            }
             _ if share >= LOST_SHARE => format!(
                 "loses data: {:.1} % of {:.1} MB were sent again",
                 share * 100.0,
@@ -211,7 +226,8 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
             span(u64::from(way.round_trip_us) * 1000),
             pids.join(", ")
         );
-        Some(Verdict { cause: Cause::SlowLink, comm: 0, ranks: Vec::new(), text })
+        let cause = if is_silent { Cause::SilentLink } else { Cause::SlowLink };
+        Some(Verdict { cause, comm: 0, ranks: Vec::new(), text })
     };
     ways.iter_mut().filter_map(verdict).collect()
 }
@@ -237,13 +253,23 @@ mod tests {
 
     fn to(host: u8, sent_bytes: u64, again_bytes: u64, rate: u64) -> Connection {
         let [from, to] = [1, host].map(|host| IpAddr::from([192, 0, 2, host]));
-        let (inode, round_trip_us, is_held) = (u32::from(host), 300, false);
-        Connection { inode, from, to, sent_bytes, again_bytes, round_trip_us, rate, is_held }
+        Connection {
+            inode: u32::from(host),
+            from,
+            to,
+            sent_bytes,
+            again_bytes,
+            round_trip_us: 300,
+            rate,
+            is_held: false,
+            silent_ms: 0,
+        }
     }
 
     fn texts(connections: &[(&Process, Connection)]) -> Vec<String> {
         let verdicts = verdicts(connections);
-        assert!(verdicts.iter().all(|verdict| !verdict.cause.holds_up()));
+        let is_cut = |verdict: &Verdict| verdict.text.contains(" is cut: ");
+        assert!(verdicts.iter().all(|verdict| verdict.cause.holds_up() == is_cut(verdict)));
         verdicts.into_iter().map(|verdict| verdict.text).collect()
     }
 
@@ -266,6 +292,16 @@ mod tests {
              on it, and at the MTU (oxccl doctor --host)"
         );
         assert!(texts(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_way_on_which_no_answer_comes_is_cut_however_little_was_sent() {
+        let process = process(7);
+        let silent = |host, silent_ms| (&process, Connection { silent_ms, ..to(host, 90, 10, 9) });
+        let [text] = &texts(&[silent(2, 1400), silent(3, 999)])[..] else { panic!("one") };
+        let begin = "the connection from node1 (192.0.2.1) to 192.0.2.2 is cut: no answer has come \
+                     for 1.4 s, and data are sent again, round trip 0.3 ms, process 7: look at ";
+        assert!(text.starts_with(begin), "{text}");
     }
 
     #[test]

@@ -34,7 +34,12 @@ const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin at multiples of this number of bytes.
 const ALIGN_BYTES: u64 = 16;
 
-fn head(cuda_rank: &CudaRank, programs: &Programs, call: &Call) -> abi::Collective {
+fn head(
+    cuda_rank: &CudaRank,
+    programs: &Programs,
+    call: &Call,
+    number: Option<u64>,
+) -> abi::Collective {
     let Call { spec, dtype, op, count, .. } = *call;
     let (descriptor_what, descriptor_count) = programs.descriptor(call).to_words();
     let (scaled, scale) = match call.scale {
@@ -49,6 +54,7 @@ fn head(cuda_rank: &CudaRank, programs: &Programs, call: &Call) -> abi::Collecti
         count,
         scale,
         descriptor_count,
+        call: number.map_or(0, |number| number + 1),
         descriptor_what,
         element_bytes: dtype.size() as u32,
         dtype: dtype as u8,
@@ -113,10 +119,19 @@ pub fn usual_topology(nranks: u32, lines: bool) -> Topology {
     topology_of(nranks, abi::MAX_CHANNELS as u32, (true, lines), engines::least_bytes(false))
 }
 
-/// Launches an operation after all that the communicator has launched. Blocks: never.
-pub fn submit(cuda_rank: &Arc<CudaRank>, operation: &Operation, stream: Stream) -> Result<()> {
+/// Launches an operation after all that the communicator has launched. `number` is its number among
+/// the operations of the rank; `None` in a graph. Blocks: never.
+pub fn submit(
+    cuda_rank: &Arc<CudaRank>,
+    operation: &Operation,
+    number: Option<u64>,
+    stream: Stream,
+) -> Result<()> {
     match operation {
-        Operation::Collective(programs, call) => collective(cuda_rank, programs, call, stream),
+        Operation::Collective(programs, call) => {
+            let head = head(cuda_rank, programs, call, number);
+            collective(cuda_rank, head, (programs, call), stream)
+        }
         Operation::Exchange(transfers) => exchange(cuda_rank, &transfers.list, stream),
         Operation::OneSided(item) => one_sided::run(cuda_rank, item, stream),
     }
@@ -124,11 +139,10 @@ pub fn submit(cuda_rank: &Arc<CudaRank>, operation: &Operation, stream: Stream) 
 
 fn collective(
     cuda_rank: &Arc<CudaRank>,
-    programs: &Programs,
-    call: &Call,
+    head: abi::Collective,
+    (programs, call): (&Programs, &Call),
     stream: Stream,
 ) -> Result<()> {
-    let head = head(cuda_rank, programs, call);
     if let Some(network) = cuda_rank.network() {
         return edges::collective(cuda_rank, network, head, (programs, call), stream);
     }

@@ -1,0 +1,184 @@
+//! What kernels tell of the collectives that they run, those of graphs included.
+
+use super::ticks::{Scale, clock_ns};
+use super::{Section, file};
+use crate::op::descriptor::Descriptor;
+use libc::CLOCK_MONOTONIC;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// The most by which a GPU's clock runs faster or slower than the host's, as a share of the time:
+/// 50 parts per million is what quartzes without a correction are sold with.
+const DRIFT: i64 = 20_000;
+
+/// A collective that a kernel runs, or has run. Times are those of the GPU's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelRun {
+    /// The number among the collectives that ran on the GPU for this communicator, from 0.
+    pub number: u64,
+    /// The number of its call among the rank's operations; `None` in a graph.
+    pub call: Option<u64>,
+    /// The collective.
+    pub descriptor: Descriptor,
+    /// The time at which it began, in ns.
+    pub begun_ns: u64,
+    /// The time at which it ended, in ns; `None` while it runs.
+    pub ended_ns: Option<u64>,
+}
+
+/// The words of a [`KernelRun`].
+#[repr(C)]
+pub(super) struct Words {
+    /// The number plus one; 0 for none.
+    pub(super) number: AtomicU64,
+    /// The number of the call plus one; 0 in a graph.
+    pub(super) call: AtomicU64,
+    /// The two words of the descriptor.
+    pub(super) what: AtomicU64,
+    pub(super) count: AtomicU64,
+    /// The times by the GPU's clock; the end is 0 while it runs.
+    pub(super) begun_ns: AtomicU64,
+    pub(super) ended_ns: AtomicU64,
+}
+
+impl Words {
+    fn write(&self, run: &KernelRun) {
+        let (what, count) = run.descriptor.to_words();
+        // Who reads takes the words only if the number is right before and after them.
+        self.number.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.call.store(run.call.map_or(0, |number| number + 1), Ordering::Relaxed);
+        self.what.store(what.into(), Ordering::Relaxed);
+        self.count.store(count, Ordering::Relaxed);
+        self.begun_ns.store(run.begun_ns, Ordering::Relaxed);
+        self.ended_ns.store(run.ended_ns.unwrap_or(0), Ordering::Relaxed);
+        self.number.store(run.number + 1, Ordering::Release);
+    }
+
+    /// Returns the words; `None` if they are none.
+    pub(super) fn read(&self) -> Option<KernelRun> {
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let number = load(&self.number).checked_sub(1)?;
+        Some(KernelRun {
+            number,
+            call: load(&self.call).checked_sub(1),
+            descriptor: Descriptor::from_words(load(&self.what) as u32, load(&self.count)),
+            begun_ns: load(&self.begun_ns),
+            ended_ns: Some(load(&self.ended_ns)).filter(|ended| *ended != 0),
+        })
+    }
+
+    pub(super) fn clear(&self) {
+        let Self { number, call, what, count, begun_ns, ended_ns } = self;
+        let all = [number, call, what, count, begun_ns, ended_ns];
+        all.into_iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
+
+/// By how much the host's monotonic clock is ahead of a GPU's, as far as that can be told without a
+/// kernel that asks: a collective begins after its call, and what it tells is read later.
+#[derive(Debug, Default)]
+pub struct GpuClock {
+    least: Option<Bound>,
+    most: Option<Bound>,
+}
+
+/// A difference of the two clocks in ns, and the time at which it was found.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    offset_ns: i64,
+    at_ns: u64,
+}
+
+impl Bound {
+    /// Returns the bound after the clocks have drifted for a while.
+    fn relaxed(&self, now_ns: u64, way: i64) -> i64 {
+        let age = now_ns.saturating_sub(self.at_ns) as i64;
+        self.offset_ns.saturating_add(way * (age / DRIFT))
+    }
+}
+
+impl GpuClock {
+    /// Notes the latest time that a GPU has told, as it was read at a time of the host, and by how
+    /// much calls were ahead of the times at which their kernels began. Returns the difference.
+    fn hear(&mut self, now_ns: u64, told_ns: u64, calls: impl Iterator<Item = i64>) -> i64 {
+        let bound = |offset_ns| Bound { offset_ns, at_ns: now_ns };
+        let most = (now_ns as i64).wrapping_sub(told_ns as i64);
+        if self.most.is_none_or(|known| most < known.relaxed(now_ns, 1)) {
+            self.most = Some(bound(most));
+        }
+        if let Some(least) = calls.max()
+            && self.least.is_none_or(|known| least > known.relaxed(now_ns, -1))
+        {
+            self.least = Some(bound(least));
+        }
+        // What was found last has drifted least.
+        let most = self.most.map_or(most, |known| known.relaxed(now_ns, 1));
+        match (self.least, self.most) {
+            (Some(least), Some(of_most)) if least.at_ns >= of_most.at_ns => {
+                least.relaxed(now_ns, -1).min(most)
+            }
+            _ => most,
+        }
+    }
+}
+
+impl Section {
+    /// Records what kernels tell of the collectives that they run, each at its place.
+    pub fn kernels_run(&self, clock: &mut GpuClock, runs: &[Option<KernelRun>]) {
+        let told = runs.iter().flatten().map(|run| run.ended_ns.unwrap_or(run.begun_ns));
+        // Nobody else reads it.
+        let (Some(told_ns), Some(scale)) = (told.max(), file::monotonic()) else { return };
+        let calls = runs.iter().flatten().filter_map(|run| self.called_before(run, &scale));
+        let offset_ns = clock.hear(clock_ns(CLOCK_MONOTONIC), told_ns, calls);
+        self.gpu_clock.store(offset_ns as u64, Ordering::Relaxed);
+        for (words, run) in self.kernels.iter().zip(runs) {
+            run.iter().for_each(|run| words.write(run));
+        }
+    }
+
+    /// Returns by how much the call of a collective, by the host's clock, was ahead of its
+    /// beginning, by the GPU's.
+    fn called_before(&self, run: &KernelRun, scale: &Scale) -> Option<i64> {
+        let entry = self.entry(run.call?);
+        let called_ns = scale.ns(entry.called.load(Ordering::Relaxed))?;
+        entry.is_of(run.call?).then_some((called_ns as i64).wrapping_sub(run.begun_ns as i64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn clocks_are_as_far_apart_as_calls_and_looks_allow() {
+        // The host's clock is 5 s ahead.
+        let mut clock = GpuClock::default();
+        let gpu = |host_ns: u64| host_ns - 5 * SECOND;
+        let ahead = |called: u64, begun: u64| (called as i64) - gpu(begun) as i64;
+        // In a graph: 300 ms pass before somebody looks.
+        let now = 10 * SECOND;
+        let none = || std::iter::empty();
+        assert_eq!(clock.hear(now, gpu(now - 300_000_000), none()), 5_300_000_000);
+        // Later looks come sooner after the end.
+        let now = 11 * SECOND;
+        assert_eq!(clock.hear(now, gpu(now - 40_000), none()), 5_000_040_000);
+        // A call after which the kernel began at once.
+        let now = 12 * SECOND;
+        let calls = [ahead(now - 90_000_000, now - 89_996_000), ahead(now - 80_000_000, now - 9)];
+        let offset = clock.hear(now, gpu(now - 80_000_000), calls.into_iter());
+        assert_eq!(offset, 4_999_996_000);
+        // Where nothing new is heard of, the clocks may have drifted.
+        let later = now + 100 * SECOND;
+        let offset = clock.hear(later, gpu(now), none());
+        assert_eq!(offset, 4_999_996_000 - 100 * 50_000);
+    }
+
+    #[test]
+    fn calls_never_come_after_looks() {
+        let mut clock = GpuClock::default();
+        let now = 10 * SECOND;
+        assert_eq!(clock.hear(now, now, [7].into_iter()), 0);
+    }
+}
