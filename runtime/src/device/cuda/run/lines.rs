@@ -41,6 +41,8 @@ const FEW_BLOCKS_BYTES: u64 = 4 << 20;
 const CLUSTERED_LINES_BYTES: u64 = 1 << 20;
 /// Bytes of a slice of a rank's own for each thread block that copies it.
 const COPY_BYTES: u64 = 64 << 10;
+/// The longest slices that all of few thread blocks carry.
+const CARRIED_BY_ALL_BYTES: u64 = 256 << 10;
 /// The most thread blocks that do nothing but copy.
 const COPY_BLOCKS: u64 = 8;
 /// The thread blocks that keep up with the chunks of an all-gather.
@@ -77,7 +79,7 @@ pub fn collective(
     let shape = match unit {
         Unit::Packets => Shape::of_packets(bytes, (most_blocks, channels)),
         Unit::Lines => {
-            let blocks = line_blocks(two, folds, bytes).min(most_blocks);
+            let blocks = line_blocks(two, folds, bytes, most_blocks);
             let most = if two { abi::MESSAGE_SLOTS as u64 } else { 1 };
             Shape::of_lines(bytes, (blocks, channels), most)
         }
@@ -159,13 +161,20 @@ fn roles_inverse(roles: u32) -> u32 {
     (1u32 << 16).div_ceil(roles)
 }
 
-/// Returns the most thread blocks that carry slices of so many bytes in lines.
-fn line_blocks(two: bool, folds: bool, bytes: u64) -> u64 {
-    match two {
-        true if bytes > FEW_BLOCKS_BYTES => FEW_BLOCKS as u64,
-        true if !folds => abi::MAX_CHANNELS as u64 - COPY_BLOCKS,
-        _ => abi::MAX_CHANNELS as u64,
-    }
+/// Returns the most thread blocks, of `most`, that carry slices of so many bytes in lines: where a
+/// rank may have to copy its own block, some are left for that. Of few blocks, those of a second
+/// communicator, all carry small slices: a rank that has nothing to copy would wait longer than the
+/// others gain (measured on two H100).
+fn line_blocks(two: bool, folds: bool, bytes: u64, most: u64) -> u64 {
+    let few = FEW_BLOCKS as u64;
+    let wanted = match two {
+        true if bytes > FEW_BLOCKS_BYTES => few,
+        true if !folds && (most == abi::MAX_CHANNELS as u64 || bytes > CARRIED_BY_ALL_BYTES) => {
+            most.saturating_sub(COPY_BLOCKS).max(few)
+        }
+        _ => most,
+    };
+    wanted.min(most)
 }
 
 /// Returns the most thread blocks that carry slices in chunks: as many as fill the links.
@@ -654,6 +663,10 @@ mod tests {
 
     #[test]
     fn own_slices_are_copied_by_enough_blocks_or_by_those_that_carry() {
+        let carry = |most| line_blocks(true, false, 1 << 20, most);
+        assert_eq!([32, 25, 24, 16, 6].map(carry), [24, 17, 16, 16, 6]);
+        assert_eq!(line_blocks(true, true, 1 << 20, 25), 25);
+        assert_eq!([32, 25].map(|most| line_blocks(true, false, 1 << 17, most)), [24, 25]);
         assert_eq!(copiers(0, 12, 1), 0);
         assert_eq!([0, 1, 12].map(|free| copiers(1, free, 1)), [0, 1, 1]);
         assert_eq!([0, 2, 5, 6, 7, 12].map(|free| copiers(64 << 20, free, 1)), [0, 0, 0, 6, 7, 8]);
