@@ -288,12 +288,17 @@ impl Comm {
     /// Makes a communicator of `size` ranks, more than this one has. All ranks of this one have to
     /// call and keep their numbers; the one that made the id passes it, the others pass `None`.
     pub fn grow(&self, size: usize, id: Option<Id>) -> Result<Self> {
-        grown("grow", self.handle, size, id, -1)
+        grown("grow", HOST, self.handle, size, id, -1)
     }
 
     /// Makes the part of a rank that is new in the `size` ranks of a communicator that grows.
     pub fn join(rank: usize, size: usize, id: Id) -> Result<Self> {
-        grown("join", 0, size, Some(id), number(rank))
+        Self::join_on(HOST, rank, size, id)
+    }
+
+    /// The same on a device.
+    pub(crate) fn join_on(device: Device, rank: usize, size: usize, id: Id) -> Result<Self> {
+        grown("join", device, 0, size, Some(id), number(rank))
     }
 
     /// Takes over the handle of a communicator that was just made; waits if the environment makes
@@ -327,10 +332,17 @@ pub fn set_tag(tag: u64) -> Result<()> {
     check(unsafe { oxcclTag(tag) })
 }
 
-fn grown(call: &str, parent: usize, size: usize, id: Option<Id>, rank: c_int) -> Result<Comm> {
+fn grown(
+    call: &str,
+    device: Device,
+    parent: usize,
+    size: usize,
+    id: Option<Id>,
+    rank: c_int,
+) -> Result<Comm> {
     let (size, id) = (number(size), id.map(Id::raw));
     // SAFETY: any handle may be passed, null or an id, a place for the new handle, and no options.
-    one(call, HOST, move |place| unsafe {
+    one(call, device, move |place| unsafe {
         let id = id.as_ref().map_or(null(), |id| id);
         ncclCommGrow(without_provenance_mut(parent), size, id, rank, place, null_mut())
     })

@@ -4,24 +4,33 @@
 //! them. `cudarc` keeps the order of what uses a slice on several streams, and frees its memory
 //! behind that.
 
-use crate::call::{check, number};
+use crate::call::{Device, check, number};
 use crate::comm::{Id, Shrink};
 use crate::element::{Element, F8E4M3, F8E5M2};
 use crate::error::{Code, Error, Result};
 use crate::operations::{equal, type_of};
+use crate::options::{self, CallOptions};
 use crate::reduction::{MultipliedSum, Reduction};
 use crate::scope::grouped;
 use capi::nccl::collectives::{
     ncclAllGather, ncclAllReduce, ncclAlltoAll, ncclBroadcast, ncclGather, ncclRecv, ncclReduce,
     ncclReduceScatter, ncclScatter, ncclSend,
 };
+use capi::nccl::configured::{
+    ncclAllGatherConfig, ncclAllReduceConfig, ncclAlltoAllConfig, ncclBroadcastConfig,
+    ncclGatherConfig, ncclReduceConfig, ncclReduceScatterConfig, ncclScatterConfig,
+};
 use capi::nccl::types::cudaStream_t;
+use capi::nccl::window::{ncclCommDeregister, ncclCommRegister};
 use capi::oxccl::types::oxcclDeviceKind_t;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DriverError, SyncOnDrop};
 use std::cell::RefCell;
 use std::ffi::c_void;
+use std::ops::{Deref, DerefMut};
+use std::ptr::without_provenance_mut;
 use std::ptr::{null, null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
+use std::time::Duration;
 
 // SAFETY: one byte, of which every pattern is valid.
 unsafe impl DeviceRepr for F8E4M3 {}
@@ -64,9 +73,8 @@ impl Comm {
     /// Makes the part of rank `rank` in a communicator of `size` ranks, which all have the same id.
     /// Blocks until all ranks have come, as [`crate::Comm::from_rank`] does.
     pub fn from_rank(stream: &Arc<CudaStream>, rank: usize, size: usize, id: Id) -> Result<Self> {
-        let index = number(stream.context().ordinal());
-        let gpu = (oxcclDeviceKind_t::oxcclDeviceCuda, index);
-        Ok(Self { comm: crate::Comm::on(gpu, rank, size, id)?, stream: stream.clone() })
+        let comm = crate::Comm::on(gpu_of(stream), rank, size, id)?;
+        Ok(Self { comm, stream: stream.clone() })
     }
 
     /// Makes a communicator of the ranks with the same color, on the same stream, as
@@ -80,6 +88,24 @@ impl Comm {
     /// does.
     pub fn shrink(&self, exclude: &[usize], state: Shrink) -> Result<Self> {
         Ok(Self { comm: self.comm.shrink(exclude, state)?, stream: self.stream.clone() })
+    }
+
+    /// Makes the id by which ranks join one growth of this communicator, as
+    /// [`crate::Comm::growth_id`] does.
+    pub fn growth_id(&self) -> Result<Id> {
+        self.comm.growth_id()
+    }
+
+    /// Makes a communicator of more ranks, on the same stream, as [`crate::Comm::grow`] does.
+    pub fn grow(&self, size: usize, id: Option<Id>) -> Result<Self> {
+        Ok(Self { comm: self.comm.grow(size, id)?, stream: self.stream.clone() })
+    }
+
+    /// Makes the part of a rank that is new in a communicator that grows, as [`crate::Comm::join`]
+    /// does.
+    pub fn join(stream: &Arc<CudaStream>, rank: usize, size: usize, id: Id) -> Result<Self> {
+        let comm = crate::Comm::join_on(gpu_of(stream), rank, size, id)?;
+        Ok(Self { comm, stream: stream.clone() })
     }
 
     /// Returns the number of this rank.
@@ -97,6 +123,32 @@ impl Comm {
         &self.stream
     }
 
+    /// Returns this communicator with options for the calls that are made with what it returns. On
+    /// GPUs a call has no deadline of its own.
+    pub fn with<'options>(&self, options: &'options CallOptions) -> With<'_, 'options> {
+        With { comm: self, options: self.comm.with(options) }
+    }
+
+    /// Registers memory with this communicator, as [`crate::Comm::register`] does: the slice of one
+    /// allocation. Large operations on registered memory are read by the other GPUs in place, also
+    /// by copy engines. The registration ends when what it returns is dropped. Blocks: never.
+    pub fn register<'a, T: Element, S: DevicePtrMut<T>>(
+        &'a self,
+        data: &'a mut S,
+    ) -> Result<Registered<'a, S>> {
+        let mut handle = null_mut();
+        let bytes = data.len() * size_of::<T>();
+        let (address, guard) = data.device_ptr_mut(&self.stream);
+        // SAFETY: the slice is borrowed while it is registered; there is a place for the handle.
+        let registered = check(unsafe {
+            let at = with_exposed_provenance_mut(address as usize);
+            ncclCommRegister(self.comm.raw(), at, bytes, &mut handle)
+        });
+        drop(guard);
+        registered?;
+        Ok(Registered { comm: self, data, handle: handle.addr() })
+    }
+
     /// Makes a sum of multiples, as [`crate::Comm::multiplied_sum`] does.
     pub fn multiplied_sum<T: Element>(&self, factor: T) -> Result<MultipliedSum<'_, T>> {
         self.comm.multiplied_sum(factor)
@@ -105,6 +157,33 @@ impl Comm {
     /// Returns the error with which the communicator failed; `None` while it works.
     pub fn async_error(&self) -> Option<Error> {
         self.comm.async_error()
+    }
+
+    /// Limits how long an operation may wait for another rank, as [`crate::Comm::set_timeout`]
+    /// does.
+    pub fn set_timeout(&self, limit: Option<Duration>) -> Result<()> {
+        self.comm.set_timeout(limit)
+    }
+
+    /// Returns the number of collectives that were carried out in place, as
+    /// [`crate::Comm::in_place`] does.
+    pub fn in_place(&self) -> Result<u64> {
+        self.comm.in_place()
+    }
+
+    /// Ends all operations, as [`crate::Comm::revoke`] does.
+    pub fn revoke(&self) -> Result<()> {
+        self.comm.revoke()
+    }
+
+    /// Gives memory of the communicator back, as [`crate::Comm::suspend`] does.
+    pub fn suspend(&self) -> Result<()> {
+        self.comm.suspend()
+    }
+
+    /// Lets a suspended communicator take operations again.
+    pub fn resume(&self) -> Result<()> {
+        self.comm.resume()
     }
 
     /// Completes all operations and ends this rank's part of the communicator, as
@@ -120,6 +199,48 @@ impl Comm {
 
     fn raw(&self) -> cudaStream_t {
         self.stream.cu_stream().cast()
+    }
+}
+
+/// Returns the GPU of a stream.
+fn gpu_of(stream: &CudaStream) -> Device {
+    (oxcclDeviceKind_t::oxcclDeviceCuda, number(stream.context().ordinal()))
+}
+
+/// A communicator whose calls have options, made by [`Comm::with`]. It has the eight collectives
+/// that NCCL gives options, in both forms that [`Comm`] has.
+#[derive(Clone, Copy, Debug)]
+pub struct With<'comm, 'options> {
+    comm: &'comm Comm,
+    options: options::With<'comm, 'options>,
+}
+
+/// Registered memory, made by [`Comm::register`] and used as the slice itself.
+#[derive(Debug)]
+pub struct Registered<'a, S> {
+    comm: &'a Comm,
+    data: &'a mut S,
+    handle: usize,
+}
+
+impl<S> Deref for Registered<'_, S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        self.data
+    }
+}
+
+impl<S> DerefMut for Registered<'_, S> {
+    fn deref_mut(&mut self) -> &mut S {
+        self.data
+    }
+}
+
+impl<S> Drop for Registered<'_, S> {
+    fn drop(&mut self) {
+        // SAFETY: any handle may be passed.
+        unsafe { ncclCommDeregister(self.comm.comm.raw(), without_provenance_mut(self.handle)) };
     }
 }
 
@@ -156,39 +277,84 @@ pub fn group<'g, R>(f: impl FnOnce(&Group<'g>) -> Result<R>) -> Result<R> {
 }
 
 /// Defines operations in both forms: `name, name_on: |comm, group| (arguments) { checks } call`,
-/// where communicator and stream follow the arguments of the call.
+/// where communicator and stream follow the arguments of the call; of those that can have options
+/// also for [`With`].
 macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param, $group:pat_param| (
+    (plain: $($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param, $group:pat_param| (
         $($argument:ident: $type:ty),*
     ) { $($checks:tt)* } $call:ident($($value:expr),*);)*) => {
-        /// Operations. All ranks make the calls of a communicator in the same order.
+        /// Messages.
         impl Comm {$(
-            $(#[$doc])*
-            ///
-            /// Blocks: never. Fails if a length is wrong, or if the communicator has failed.
-            pub fn $name<'g, T: Element>(&'g self, $($argument: $type),*) -> Result<()> {
-                group(|group| self.$on(group, $($argument),*))
-            }
-
-            #[doc = concat!("Puts [`", stringify!($name), "`](Self::", stringify!($name), ")")]
-            /// into a group, at whose end it is launched.
-            pub fn $on<'g, T: Element>(
-                &'g self,
-                group: &Group<'g>,
-                $($argument: $type),*
-            ) -> Result<()> {
+            forms! { $(#[$doc])* ('g) &'g self, $name, $on($($argument: $type),*) group {
                 let ($comm, $group) = (self, group);
                 self.stream.context().bind_to_thread()?;
                 $($checks)*
                 // SAFETY: the slices are on a GPU and have as many elements as the call says, which
                 // was checked. What uses them later is queued behind this, by the group's guards.
                 check(unsafe { $call($($value,)* self.comm.raw(), self.raw()) })
-            }
+            } }
+        )*}
+    };
+    (configured: $($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param, $group:pat_param| (
+        $($argument:ident: $type:ty),*
+    ) { $($checks:tt)* } $call:ident | $configured:ident($($value:expr),*);)*) => {
+        /// Collectives, which can have options by [`with`](Self::with). All ranks make the calls of
+        /// a communicator in the same order.
+        impl Comm {$(
+            forms! { $(#[$doc])* ('g) &'g self, $name, $on($($argument: $type),*) group {
+                let plain = With { comm: self, options: options::With::nothing(&self.comm) };
+                plain.$on(group, $($argument),*)
+            } }
+        )*}
+
+        /// Collectives with options.
+        impl<'g> With<'g, '_> {$(
+            forms! { $(#[$doc])* () self, $name, $on($($argument: $type),*) group {
+                let comm = self.comm;
+                let ($comm, $group) = (comm, group);
+                comm.stream.context().bind_to_thread()?;
+                $($checks)*
+                self.options.lend(|options| {
+                    // SAFETY: as for messages. Options are read before the call returns.
+                    check(unsafe { match options {
+                        None => $call($($value,)* comm.comm.raw(), comm.raw()),
+                        Some(options) => {
+                            $configured($($value,)* comm.comm.raw(), comm.raw(), options)
+                        }
+                    } })
+                })
+            } }
         )*}
     };
 }
 
-operations! {
+/// Defines a method that queues an operation, and the one for a group that it calls.
+macro_rules! forms {
+    ($(#[$doc:meta])* ($($life:lifetime)?) $(&$borrow:lifetime)? $self:ident, $name:ident,
+        $on:ident($($argument:ident: $type:ty),*) $group:ident { $($body:tt)* }) => {
+        $(#[$doc])*
+        ///
+        /// Blocks: never. Fails if a length is wrong, or if the communicator has failed.
+        pub fn $name<$($life,)? T: Element>(
+            $(&$borrow)? $self,
+            $($argument: $type),*
+        ) -> Result<()> {
+            group(|group| $self.$on(group, $($argument),*))
+        }
+
+        #[doc = concat!("Puts [`", stringify!($name), "`](Self::", stringify!($name), ")")]
+        /// into a group, at whose end it is launched.
+        pub fn $on<$($life,)? T: Element>(
+            $(&$borrow)? $self,
+            $group: &Group<'g>,
+            $($argument: $type),*
+        ) -> Result<()> {
+            $($body)*
+        }
+    };
+}
+
+operations! { configured:
     /// Leaves the reduction of all ranks' inputs in every rank's output, which is as long.
     all_reduce, all_reduce_on: |comm, group| (
         input: &'g impl DevicePtr<T>, output: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>
@@ -196,19 +362,19 @@ operations! {
         let count = input.len();
         equal("all_reduce", "output", output.len(), count)?;
         let (from, to) = (group.input(comm, input), group.output(comm, output));
-    } ncclAllReduce(from, to, count, type_of::<T>(), op.number());
+    } ncclAllReduce | ncclAllReduceConfig(from, to, count, type_of::<T>(), op.number());
 
     /// Replaces every rank's elements by the reduction of all ranks'.
     all_reduce_in_place, all_reduce_in_place_on: |comm, group| (
         data: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>
     ) {
         let (count, at) = (data.len(), group.output(comm, data));
-    } ncclAllReduce(at, at, count, type_of::<T>(), op.number());
+    } ncclAllReduce | ncclAllReduceConfig(at, at, count, type_of::<T>(), op.number());
 
     /// Replaces every rank's elements by those of rank `root`.
     broadcast, broadcast_on: |comm, group| (data: &'g mut impl DevicePtrMut<T>, root: usize) {
         let (count, at) = (data.len(), group.output(comm, data));
-    } ncclBroadcast(at, at, count, type_of::<T>(), number(root));
+    } ncclBroadcast | ncclBroadcastConfig(at, at, count, type_of::<T>(), number(root));
 
     /// Leaves the reduction of all ranks' inputs in the output of rank `root`, which is as long.
     /// The other ranks' output is ignored.
@@ -221,7 +387,7 @@ operations! {
         equal("reduce", "output", output.as_ref().map_or(count, |output| output.len()), count)?;
         let to = output.map_or(null_mut(), |output| group.output(comm, output));
         let from = group.input(comm, input);
-    } ncclReduce(from, to, count, type_of::<T>(), op.number(), number(root));
+    } ncclReduce | ncclReduceConfig(from, to, count, type_of::<T>(), op.number(), number(root));
 
     /// Replaces the elements of rank `root` by the reduction of all ranks'. Those of the other
     /// ranks stay.
@@ -229,7 +395,7 @@ operations! {
         data: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>, root: usize
     ) {
         let (count, at) = (data.len(), group.output(comm, data));
-    } ncclReduce(at, at, count, type_of::<T>(), op.number(), number(root));
+    } ncclReduce | ncclReduceConfig(at, at, count, type_of::<T>(), op.number(), number(root));
 
     /// Leaves the inputs of all ranks one behind the other in every rank's output.
     all_gather, all_gather_on: |comm, group| (
@@ -238,7 +404,7 @@ operations! {
         let count = input.len();
         equal("all_gather", "output", output.len(), comm.comm.blocks(count))?;
         let (from, to) = (group.input(comm, input), group.output(comm, output));
-    } ncclAllGather(from, to, count, type_of::<T>());
+    } ncclAllGather | ncclAllGatherConfig(from, to, count, type_of::<T>());
 
     /// Leaves this rank's block of the reduction of all ranks' inputs in its output. The input has
     /// a block as long as the output for each rank.
@@ -248,7 +414,7 @@ operations! {
         let count = output.len();
         equal("reduce_scatter", "input", input.len(), comm.comm.blocks(count))?;
         let (from, to) = (group.input(comm, input), group.output(comm, output));
-    } ncclReduceScatter(from, to, count, type_of::<T>(), op.number());
+    } ncclReduceScatter | ncclReduceScatterConfig(from, to, count, type_of::<T>(), op.number());
 
     /// Sends block `r` of this rank's input to rank `r`, in whose output it becomes the block of
     /// this rank. Input and output are equally long, with a block of equal length for each rank.
@@ -258,7 +424,7 @@ operations! {
         let count = comm.comm.block("all_to_all", "input", input.len())?;
         equal("all_to_all", "output", output.len(), input.len())?;
         let (from, to) = (group.input(comm, input), group.output(comm, output));
-    } ncclAlltoAll(from, to, count, type_of::<T>());
+    } ncclAlltoAll | ncclAlltoAllConfig(from, to, count, type_of::<T>());
 
     /// Leaves the inputs of all ranks one behind the other in the output of rank `root`. The other
     /// ranks' output is ignored.
@@ -270,7 +436,7 @@ operations! {
         equal("gather", "output", output.as_ref().map_or(all, |output| output.len()), all)?;
         let to = output.map_or(null_mut(), |output| group.output(comm, output));
         let from = group.input(comm, input);
-    } ncclGather(from, to, count, type_of::<T>(), number(root));
+    } ncclGather | ncclGatherConfig(from, to, count, type_of::<T>(), number(root));
 
     /// Leaves block `r` of the input of rank `root` in the output of rank `r`. The other ranks'
     /// input is ignored.
@@ -282,8 +448,10 @@ operations! {
         equal("scatter", "input", input.map_or(all, |input| input.len()), all)?;
         let from = input.map_or(null(), |input| group.input(comm, input));
         let to = group.output(comm, output);
-    } ncclScatter(from, to, count, type_of::<T>(), number(root));
+    } ncclScatter | ncclScatterConfig(from, to, count, type_of::<T>(), number(root));
+}
 
+operations! { plain:
     /// Sends elements to rank `peer`, which has to receive as many.
     send, send_on: |comm, group| (data: &'g impl DevicePtr<T>, peer: usize) {
         let (count, from) = (data.len(), group.input(comm, data));

@@ -2,11 +2,13 @@
 
 extern crate oxccl_rs as oxccl;
 
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use oxccl::cuda::{Comm, group};
-use oxccl::{Code, Id, ReduceOp, Shrink};
+use oxccl::{CallOptions, Code, Id, ReduceOp, Shrink};
 use oxccl_tests::missing;
 use std::sync::Arc;
+use std::time::Duration;
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
@@ -102,4 +104,102 @@ fn ranks_exchange_data_in_groups_and_communicators_have_children() {
         assert!(comm.async_error().is_none());
         Ok(())
     });
+}
+
+#[test]
+fn calls_have_options_and_are_captured_and_memory_is_registered() {
+    on_gpus(|comm, stream| {
+        let (rank, size) = (comm.rank(), comm.size());
+        let sum = (size * (size + 1) / 2) as f32;
+        let options = CallOptions::new().deterministic(true).tag(7);
+        let mut x = stream.clone_htod(&[rank as f32 + 1.0; 1000])?;
+        comm.with(&options).all_reduce_in_place(&mut x, ReduceOp::Sum)?;
+        assert_eq!(stream.clone_dtoh(&x)?, [sum; 1000]);
+        let none = CallOptions::new().algorithms("none_of_them");
+        let refused = comm.with(&none).all_reduce_in_place(&mut x, ReduceOp::Sum);
+        assert_eq!(refused.err().map(|error| error.code()), Some(Code::InvalidArgument));
+
+        const LARGE: usize = 4 << 20;
+        let mut mine = stream.clone_htod(&vec![rank as f32; LARGE])?;
+        let mut all = stream.alloc_zeros::<f32>(LARGE * size)?;
+        let before = comm.in_place()?;
+        {
+            let (mine, mut all) = (comm.register(&mut mine)?, comm.register(&mut all)?);
+            for _ in 0..20 {
+                comm.all_gather(&*mine, &mut *all)?;
+                stream.synchronize()?;
+            }
+            let last = stream.clone_dtoh(&*all)?;
+            assert!((0..size).all(|r| last[r * LARGE] == r as f32));
+        }
+        assert!(size == 1 || comm.in_place()? > before, "nothing ran on registered memory");
+
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        comm.all_reduce_in_place(&mut x, ReduceOp::Max)?;
+        comm.broadcast(&mut x, 0)?;
+        let graph = stream.end_capture(
+            CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
+        )?;
+        let graph = graph.expect("two nodes at least");
+        for round in 0..3 {
+            stream.memcpy_htod(&[(rank + round) as f32; 1000], &mut x)?;
+            graph.launch()?;
+            assert_eq!(stream.clone_dtoh(&x)?, [(size - 1 + round) as f32; 1000]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn communicators_grow_and_end_early() {
+    let count = gpus();
+    if count == 0 {
+        return;
+    }
+    // The ranks of one GPU at first, then as many as there are GPUs.
+    let (id, (send, receive)) = (Id::new().expect("an id"), std::sync::mpsc::channel());
+    let first = move || -> Outcome {
+        let stream = CudaContext::new(0)?.new_stream()?;
+        let comm = Comm::from_rank(&stream, 0, 1, id)?;
+        let growth = comm.growth_id()?;
+        (1..count).try_for_each(|_| send.send(growth))?;
+        let all = if count > 1 { comm.grow(count, Some(growth))? } else { comm };
+        ended_by_the_first(&all, &stream)
+    };
+    let later = |rank: usize, id: Id| -> Outcome {
+        let stream = CudaContext::new(rank)?.new_stream()?;
+        ended_by_the_first(&Comm::join(&stream, rank, count, id)?, &stream)
+    };
+    let later = &later;
+    std::thread::scope(|threads| {
+        let mut ranks = vec![threads.spawn(first)];
+        for rank in 1..count {
+            let id = receive.recv().expect("the first rank lives");
+            ranks.push(threads.spawn(move || later(rank, id)));
+        }
+        for rank in ranks {
+            rank.join().expect("no panic").expect("no error");
+        }
+    });
+}
+
+/// Sums on all ranks; then the first one ends all operations of the communicator.
+fn ended_by_the_first(comm: &Comm, stream: &Arc<CudaStream>) -> Outcome {
+    comm.set_timeout(Some(Duration::from_secs(20)))?;
+    let mut x = stream.clone_htod(&[1.0_f32; 100])?;
+    comm.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
+    assert_eq!(stream.clone_dtoh(&x)?, [comm.size() as f32; 100]);
+    comm.suspend()?;
+    comm.resume()?;
+    comm.all_reduce_in_place(&mut x, ReduceOp::Max)?;
+    assert_eq!(stream.clone_dtoh(&x)?, [comm.size() as f32; 100]);
+    if comm.rank() == 0 {
+        comm.revoke()?;
+    } else {
+        while comm.async_error().is_none() {
+            std::thread::yield_now();
+        }
+    }
+    assert!(comm.all_reduce_in_place(&mut x, ReduceOp::Sum).is_err());
+    Ok(comm.abort()?)
 }
