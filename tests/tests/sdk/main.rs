@@ -39,6 +39,7 @@ fn prefix() -> &'static Path {
             profile: profile.to_owned(),
             nccl_compat: true,
             rdma: false,
+            glibc: None,
         };
         xtask::install::install(Path::new(ROOT), &options).expect("it installs");
         prefix

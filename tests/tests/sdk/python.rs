@@ -123,6 +123,10 @@ fn a_wheel_installs_library_command_and_package() {
     let text = installed(ranks.arg(Path::new(ROOT).join("tests/sdk/hello.py")));
     let there = format!("of 4: all right, by {}", venv.display());
     assert_eq!(text.matches(&there).count(), 4, "{text}");
+    let mut about = Command::new(venv.join("bin/python"));
+    let script = "from importlib.metadata import metadata as m; print(m('oxccl')['Description'])";
+    let readme = std::fs::read_to_string(Path::new(ROOT).join("README.md")).expect("README");
+    assert_eq!(installed(about.args(["-c", script])).trim(), readme.trim());
     // Programs that load NCCL by this name find its functions.
     let mut load = Command::new(venv.join("bin/python"));
     let script = "import ctypes, oxccl, pathlib; \

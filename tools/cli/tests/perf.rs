@@ -419,6 +419,37 @@ fn a_line_tells_of_each_communicator_and_rank() {
 }
 
 #[test]
+fn subsystems_select_lines_as_in_nccl() {
+    // A line of each subsystem.
+    let lines = [
+        ("INIT", "OXCCL INFO communicator "),
+        ("ENV", "OXCCL INFO OXCCL_DEVICE=host"),
+        ("NET", "OXCCL INFO net plugin: "),
+        ("TUNING", "OXCCL INFO all_reduce of 8 bytes per block: "),
+        ("RAS", "OXCCL INFO the RAS service listens"),
+    ];
+    for (selection, shown) in [
+        ("INIT", &["INIT"][..]),
+        ("NET,ENV", &["NET", "ENV"]),
+        ("tuning", &["TUNING"]),
+        ("^INIT,RAS", &["ENV", "NET", "TUNING"]),
+        ("ALL", &["INIT", "ENV", "NET", "TUNING", "RAS"]),
+    ] {
+        let mut command = timed(OXCCL);
+        command.args(["perf", "-b", "8", "-e", "8", "-n", "1", "--ranks", "2"]);
+        let set = [("OXCCL_DEVICE", "host"), ("NCCL_DEBUG", "INFO")];
+        command.envs(set).env("NCCL_DEBUG_SUBSYS", selection);
+        let text = output(&mut command).expect("it runs");
+        let text = String::from_utf8_lossy(&[text.stdout, text.stderr].concat()).into_owned();
+        let found = lines.iter().filter(|(_, line)| text.contains(line)).map(|(name, _)| *name);
+        let mut found: Vec<&str> = found.collect();
+        let mut shown = shown.to_vec();
+        [&mut found, &mut shown].into_iter().for_each(|names| names.sort_unstable());
+        assert_eq!(found, shown, "{selection}: {text}");
+    }
+}
+
+#[test]
 fn under_mpirun() {
     if output(Command::new("mpirun").arg("--version")).is_err() {
         return missing("mpirun", "Open MPI is not installed");

@@ -113,8 +113,14 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let staged = work.join("usr");
     let profile = options.profile.clone();
     let prefix = staged.clone();
-    let staging =
-        install::Options { prefix, libdir: libdir(), profile, nccl_compat: true, rdma: false };
+    let staging = install::Options {
+        prefix,
+        libdir: libdir(),
+        profile,
+        nccl_compat: true,
+        rdma: false,
+        glibc: None,
+    };
     install(root, &staging)?;
     let architecture = output(Command::new("dpkg-deb").arg("--version"))
         .and_then(|_| output(Command::new("dpkg").arg("--print-architecture")))?;

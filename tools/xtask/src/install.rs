@@ -52,8 +52,12 @@ pub struct Options {
     pub nccl_compat: bool,
     /// Build and install the plugin for InfiniBand and RoCE too; needs cmake, libclang and
     /// libibverbs with its headers.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "glibc")]
     pub rdma: bool,
+    /// Oldest glibc that all of it runs with, as 2.28; needs cargo-zigbuild. Without this it is
+    /// that of this machine.
+    #[arg(long, value_name = "VERSION")]
+    pub glibc: Option<String>,
 }
 
 /// Checks that a folder lies below another one.
@@ -134,7 +138,7 @@ fn strip(prefix: &Path, libdir: &str) -> Result<(), Error> {
 
 /// Builds, and puts all that is installed below a folder.
 fn stage(root: &Path, options: &Options, prefix: &Path) -> Result<(), Error> {
-    let built = build(root, &options.profile)?;
+    let built = build(root, &options.profile, options.glibc.as_deref())?;
     let libdir = &options.libdir;
     let lib = prefix.join(libdir);
     copy(&built.shared, &lib.join(SONAME))?;
@@ -189,14 +193,15 @@ struct Built {
     command: PathBuf,
 }
 
-fn build(root: &Path, profile: &str) -> Result<Built, Error> {
+fn build(root: &Path, profile: &str, glibc: Option<&str>) -> Result<Built, Error> {
     let plugins = ["oxccl-net-tcp", "oxccl-tuner-table", "oxccl-profiler-trace"];
     let packages = [&["oxccl-capi", "oxccl-cli"], &plugins[..]].concat();
-    let files = run_cargo(
-        root,
-        profile,
-        &packages.iter().flat_map(|package| ["--package", package]).collect::<Vec<_>>(),
-    )?;
+    let mut arguments: Vec<&str> = packages.iter().flat_map(|name| ["--package", name]).collect();
+    let target =
+        glibc.map(|version| format!("{}-unknown-linux-gnu.{version}", std::env::consts::ARCH));
+    arguments.extend(target.iter().flat_map(|target| ["--target", target]));
+    let command = if glibc.is_some() { "zigbuild" } else { "build" };
+    let files = run_cargo(root, command, profile, &arguments)?;
     Ok(Built {
         shared: find(&files, "liboxccl.so")?,
         archive: find(&files, "liboxccl.a")?,
@@ -210,7 +215,8 @@ fn build(root: &Path, profile: &str) -> Result<Built, Error> {
 /// Builds the plugin for InfiniBand and RoCE, which is a workspace of its own.
 fn build_rdma(root: &Path, profile: &str) -> Result<PathBuf, Error> {
     let workspace = ["--manifest-path", "plugins/net-ib/Cargo.toml", "--target-dir"];
-    let files = run_cargo(root, profile, &[&workspace[..], &["target/net-ib"]].concat())?;
+    let arguments = [&workspace[..], &["target/net-ib"]].concat();
+    let files = run_cargo(root, "build", profile, &arguments)?;
     find(&files, "liboxccl_net_ib.so")
 }
 
@@ -219,11 +225,16 @@ fn find(files: &[PathBuf], name: &'static str) -> Result<PathBuf, Error> {
     file.cloned().ok_or(Error::NotBuilt(name))
 }
 
-/// Builds what the arguments say; returns the files that were made.
-fn run_cargo(root: &Path, profile: &str, arguments: &[&str]) -> Result<Vec<PathBuf>, Error> {
+/// Builds what the arguments say by a command of cargo; returns the files that were made.
+fn run_cargo(
+    root: &Path,
+    subcommand: &str,
+    profile: &str,
+    arguments: &[&str],
+) -> Result<Vec<PathBuf>, Error> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut command = Command::new(&cargo);
-    command.args(["build", "--profile", profile]).args(arguments);
+    command.args([subcommand, "--profile", profile]).args(arguments);
     command.arg("--message-format=json-render-diagnostics").current_dir(root);
     // What is installed may run on machines with other GPUs than this one.
     if profile != "dev" && std::env::var_os("CUDAARCHS").is_none() {

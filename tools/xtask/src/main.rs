@@ -38,6 +38,10 @@ enum Chore {
         /// Cargo's profile.
         #[arg(long, default_value = "dist")]
         profile: String,
+        /// Oldest glibc that all of it runs with, as 2.28; needs cargo-zigbuild. Without this it is
+        /// that of this machine.
+        #[arg(long, value_name = "VERSION")]
+        glibc: Option<String>,
     },
     /// Writes the Go package as a module that `go get` fetches by a path, for a module proxy.
     GoModule(xtask::go_module::Options),
@@ -65,7 +69,7 @@ fn main() -> ExitCode {
         }
         Chore::Install(options) => install(&root, &options),
         Chore::Uninstall(installed) => uninstall(&installed),
-        Chore::Wheel { output, profile } => wheel(&root, &output, profile),
+        Chore::Wheel { output, profile, glibc } => wheel(&root, &output, profile, glibc),
         Chore::GoModule(options) => go_module(&root, &options),
         Chore::Reference(options) => reference(&root, &options),
         Chore::Deb(options) => deb(&root, &options),
@@ -93,13 +97,14 @@ fn uninstall(installed: &xtask::install::Installed) -> Result<(), String> {
     Ok(())
 }
 
-fn wheel(root: &Path, output: &Path, profile: String) -> Result<(), String> {
+fn wheel(root: &Path, output: &Path, profile: String, glibc: Option<String>) -> Result<(), String> {
     let prefix = output.join(".oxccl-prefix");
     let options = xtask::install::Options {
         prefix: prefix.clone(),
         profile,
         nccl_compat: true,
         rdma: false,
+        glibc,
         libdir: xtask::install::LIBDIR.to_owned(),
     };
     xtask::install::install(root, &options).map_err(|e| e.to_string())?;

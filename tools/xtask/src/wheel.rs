@@ -41,6 +41,8 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
     let (major, minor) = install::glibc(&programs)?;
     let tag = format!("py3-none-manylinux_{major}_{minor}_{}", std::env::consts::ARCH);
     let info = tree.join(format!("oxccl-{version}.dist-info"));
+    let readme = root.join("README.md");
+    let readme = std::fs::read_to_string(&readme).map_err(install::failed(&readme))?;
     for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
         copy(&root.join(license), &info.join("licenses").join(license))?;
     }
@@ -51,7 +53,8 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
                 "Metadata-Version: 2.4\nName: oxccl\nVersion: {version}\n\
                  Summary: Collective communication between processes and hosts\n\
                  License-Expression: MIT OR Apache-2.0\nLicense-File: LICENSE-APACHE\n\
-                 License-File: LICENSE-MIT\nRequires-Python: >=3.10\nRequires-Dist: numpy\n"
+                 License-File: LICENSE-MIT\nRequires-Python: >=3.10\nRequires-Dist: numpy\n\
+                 Description-Content-Type: text/markdown\n\n{readme}"
             ),
         ),
         (
