@@ -162,7 +162,9 @@ fn communicators_grow_and_end_early() {
         let stream = CudaContext::new(0)?.new_stream()?;
         let comm = Comm::from_rank(&stream, 0, 1, id)?;
         let growth = comm.growth_id()?;
-        (1..count).try_for_each(|_| send.send(growth))?;
+        for _ in 1..count {
+            send.send(growth)?;
+        }
         let all = if count > 1 { comm.grow(count, Some(growth))? } else { comm };
         ended_by_the_first(&all, &stream)
     };
