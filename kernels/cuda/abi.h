@@ -122,6 +122,9 @@ enum {
 // Collectives of which the host remembers what kernels told.
 #define RUNS 64
 
+// In place of the first word of a descriptor: a kernel was in no collective.
+#define NO_CALL UINT32_MAX
+
 // The most steps of a program.
 #define MAX_STEPS 64
 
@@ -314,12 +317,13 @@ typedef struct Run {
   uint64_t begun_ns;
   // [`Collective::call`].
   uint64_t call;
-  // The first word of its descriptor.
+  // The first word of its descriptor, and in the upper half the lower one of the number: each
+  // pair of words has it.
   uint64_t what;
   // The second word.
   uint64_t count;
-  // Padding.
-  uint64_t unused;
+  // The number once more.
+  uint64_t of;
   // The number of the collective once it has ended.
   uint64_t ended;
   // The time at which it ended, in ns.
@@ -337,9 +341,10 @@ typedef struct Control {
   int32_t peer;
   // The step of the program.
   int32_t step;
-  // The number of the operation on the communicator.
+  // The number of the collective on the communicator or, outside of collectives, of those so far.
   uint64_t operation;
-  // The first word of this rank's descriptor (`Descriptor::to_words`).
+  // The first word of this rank's descriptor (`Descriptor::to_words`); [`NO_CALL`](super::NO_CALL)
+  // outside of collectives.
   uint32_t own_what;
   // The first word of the peer's descriptor.
   uint32_t their_what;

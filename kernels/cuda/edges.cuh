@@ -230,7 +230,7 @@ __device__ inline void run_edges(const EdgeProgram& program) {
     EdgeInterpreter<E>{program, scale_of(program.call), number, {}}.run(held);
   }
   __syncthreads();
-  end_together(begin);
+  end_together(program.call.rank, begin);
   leave_lanes(program);
   if (threadIdx.x == 0) leave(own);
 }

@@ -431,7 +431,7 @@ __device__ inline void run_program(const Program& program) {
     }
   }
   __syncthreads();
-  end_together(begin);
+  end_together(r, begin);
   if (threadIdx.x == 0) leave(own);
 }
 

@@ -728,7 +728,7 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
     count_operation(r, begin.operation);
     if (users == 0) unmark_among(&common(r)->line_users, LINE_COLLECTIVE);
   }
-  end_together(begin);
+  end_together(r, begin);
   if (threadIdx.x == 0) leave(own);
 }
 

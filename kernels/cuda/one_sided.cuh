@@ -24,7 +24,7 @@ __device__ inline bool find_window(const Put& put, uint64_t& to) {
   c->own_count = put.bytes;
   c->offset = put.offset;
   c->their_count = reached;
-  fail(r, FAULT_WINDOW, put.peer, -1);
+  fail(r, FAULT_WINDOW, put.peer, OUTSIDE);
   return false;
 }
 

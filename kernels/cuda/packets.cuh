@@ -323,7 +323,7 @@ __device__ inline void run_packets(const Collective& call) {
     }
   }
   __syncthreads();
-  end_together(begin);
+  end_together(r, begin);
   if (threadIdx.x == 0) leave(own);
 }
 

@@ -32,10 +32,24 @@ __device__ inline void tell(const Rank& r, uint32_t fault, int peer, int step, u
   fence();
 }
 
+
+// The steps of waits that have none: within a collective, and outside of collectives.
+constexpr int NO_STEP = -1, OUTSIDE = -2;
+
 // The first fault of a communicator is told to the host; nothing runs after it.
 __device__ __noinline__ void fail(const Rank& r, uint32_t fault, int peer, int step) {
   if (atomicCAS(&common(r)->fault, FAULT_NONE, fault) != FAULT_NONE) return;
-  tell(r, fault, peer, step, common(r)->operations);
+  const volatile Shared* s = common(r);
+  volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
+  uint64_t begun = step == OUTSIDE ? 0 : s->begun;
+  if (begun == 0) {
+    c->own_what = NO_CALL;
+    return tell(r, fault, peer, step, s->operations);
+  }
+  const volatile Called& own = s->called[begun % ANNOUNCEMENTS];
+  c->own_what = own.what;
+  c->own_count = own.count;
+  tell(r, fault, peer, step, begun - 1);
 }
 
 // Reads what the host has to say. A look into the host's memory takes a microsecond, and looks come
@@ -53,8 +67,6 @@ __device__ inline bool hear_host(const Rank& r, uint64_t now) {
   return true;
 }
 
-// The steps of waits that have none: within a collective, and outside of collectives.
-constexpr int NO_STEP = -1, OUTSIDE = -2;
 
 // Returns whether a peer has announced an operation; if so, what it called.
 __device__ inline bool announced(const Rank& r, int peer, uint64_t operation, uint64_t& count,
@@ -256,7 +268,8 @@ __device__ __noinline__ volatile Run* tell_begun(const Collective& call, uint64_
   volatile Run* run = place_of(call.rank, telling);
   int pair = threadIdx.x & 31;
   uint64_t first = pair == 0 ? operation : pair == 1 ? call.call : call.descriptor_count;
-  uint64_t second = pair == 0 ? now : pair == 1 ? call.descriptor_what : 0;
+  uint64_t what = uint64_t(operation) << 32 | call.descriptor_what;
+  uint64_t second = pair == 0 ? now : pair == 1 ? what : operation;
   if (pair < 3) tell_host(reinterpret_cast<volatile uint64_t*>(run) + 2 * pair, first, second);
   __syncwarp();
   if (pair == 0) {
@@ -337,8 +350,10 @@ __device__ inline Begin begin_together(const Collective& call, bool again = fals
 __device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }
 
 // Ends an operation that the watchers of the first block began, once the block has come together.
-__device__ inline void end_together(const Begin& begin) {
-  if (begin.run && threadIdx.x == blockDim.x - 32) tell_ended(begin.run, begin.operation);
+// After a fault it has not ended as it should.
+__device__ inline void end_together(const Rank& r, const Begin& begin) {
+  if (begin.run && threadIdx.x == blockDim.x - 32 && !faulty(r))
+    tell_ended(begin.run, begin.operation);
 }
 
 // Threads that move data.

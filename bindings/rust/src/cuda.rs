@@ -23,10 +23,15 @@ use capi::nccl::configured::{
 use capi::nccl::types::cudaStream_t;
 use capi::nccl::window::{ncclCommDeregister, ncclCommRegister};
 use capi::oxccl::types::oxcclDeviceKind_t;
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DriverError, SyncOnDrop};
+use cudarc::driver::sys::{CUdeviceptr, CUgraphInstantiate_flags};
+use cudarc::driver::sys::{CUstreamCaptureMode, CUstreamCaptureStatus};
+use cudarc::driver::{
+    CudaGraph, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, DriverError,
+    SyncOnDrop,
+};
 use std::cell::RefCell;
 use std::ffi::c_void;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::ptr::without_provenance_mut;
 use std::ptr::{null, null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -66,6 +71,8 @@ impl From<DriverError> for Error {
 pub struct Comm {
     comm: crate::Comm,
     stream: Arc<CudaStream>,
+    /// Waits for earlier uses of slices that a graph will use.
+    before: Arc<CudaStream>,
 }
 
 /// Making, asking and ending communicators.
@@ -74,20 +81,20 @@ impl Comm {
     /// Blocks until all ranks have come, as [`crate::Comm::from_rank`] does.
     pub fn from_rank(stream: &Arc<CudaStream>, rank: usize, size: usize, id: Id) -> Result<Self> {
         let comm = crate::Comm::on(gpu_of(stream), rank, size, id)?;
-        Ok(Self { comm, stream: stream.clone() })
+        Self::of(comm, stream)
     }
 
     /// Makes a communicator of the ranks with the same color, on the same stream, as
     /// [`crate::Comm::split`] does.
     pub fn split(&self, color: Option<usize>, key: i32) -> Result<Option<Self>> {
         let part = self.comm.split(color, key)?;
-        Ok(part.map(|comm| Self { comm, stream: self.stream.clone() }))
+        part.map(|comm| Self::of(comm, &self.stream)).transpose()
     }
 
     /// Makes a communicator without some ranks, on the same stream, as [`crate::Comm::shrink`]
     /// does.
     pub fn shrink(&self, exclude: &[usize], state: Shrink) -> Result<Self> {
-        Ok(Self { comm: self.comm.shrink(exclude, state)?, stream: self.stream.clone() })
+        Self::of(self.comm.shrink(exclude, state)?, &self.stream)
     }
 
     /// Makes the id by which ranks join one growth of this communicator, as
@@ -98,14 +105,14 @@ impl Comm {
 
     /// Makes a communicator of more ranks, on the same stream, as [`crate::Comm::grow`] does.
     pub fn grow(&self, size: usize, id: Option<Id>) -> Result<Self> {
-        Ok(Self { comm: self.comm.grow(size, id)?, stream: self.stream.clone() })
+        Self::of(self.comm.grow(size, id)?, &self.stream)
     }
 
     /// Makes the part of a rank that is new in a communicator that grows, as [`crate::Comm::join`]
     /// does.
     pub fn join(stream: &Arc<CudaStream>, rank: usize, size: usize, id: Id) -> Result<Self> {
         let comm = crate::Comm::join_on(gpu_of(stream), rank, size, id)?;
-        Ok(Self { comm, stream: stream.clone() })
+        Self::of(comm, stream)
     }
 
     /// Returns the number of this rank.
@@ -124,14 +131,14 @@ impl Comm {
     }
 
     /// Returns this communicator with options for the calls that are made with what it returns. On
-    /// GPUs a call has no deadline of its own.
+    /// GPUs a call with a deadline of its own fails; [`set_timeout`](Self::set_timeout) limits all.
     pub fn with<'options>(&self, options: &'options CallOptions) -> With<'_, 'options> {
         With { comm: self, options: self.comm.with(options) }
     }
 
     /// Registers memory with this communicator, as [`crate::Comm::register`] does: the slice of one
-    /// allocation. Large operations on registered memory are read by the other GPUs in place, also
-    /// by copy engines. The registration ends when what it returns is dropped. Blocks: never.
+    /// allocation. What a plan gains by it, `oxccl plan` tells. The registration ends when what it
+    /// returns is dropped. Blocks: never.
     pub fn register<'a, T: Element, S: DevicePtrMut<T>>(
         &'a self,
         data: &'a mut S,
@@ -197,6 +204,11 @@ impl Comm {
         self.comm.abort()
     }
 
+    fn of(comm: crate::Comm, stream: &Arc<CudaStream>) -> Result<Self> {
+        let before = stream.context().new_stream()?;
+        Ok(Self { comm, stream: stream.clone(), before })
+    }
+
     fn raw(&self) -> cudaStream_t {
         self.stream.cu_stream().cast()
     }
@@ -215,7 +227,8 @@ pub struct With<'comm, 'options> {
     options: options::With<'comm, 'options>,
 }
 
-/// Registered memory, made by [`Comm::register`] and used as the slice itself.
+/// Registered memory, made by [`Comm::register`] and used as the slice itself, which cannot be
+/// exchanged for another one meanwhile.
 #[derive(Debug)]
 pub struct Registered<'a, S> {
     comm: &'a Comm,
@@ -231,9 +244,25 @@ impl<S> Deref for Registered<'_, S> {
     }
 }
 
-impl<S> DerefMut for Registered<'_, S> {
-    fn deref_mut(&mut self) -> &mut S {
-        self.data
+impl<T, S: DeviceSlice<T>> DeviceSlice<T> for Registered<'_, S> {
+    fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.data.stream()
+    }
+}
+
+impl<T, S: DevicePtr<T>> DevicePtr<T> for Registered<'_, S> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.data.device_ptr(stream)
+    }
+}
+
+impl<T, S: DevicePtrMut<T>> DevicePtrMut<T> for Registered<'_, S> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.data.device_ptr_mut(stream)
     }
 }
 
@@ -244,23 +273,47 @@ impl<S> Drop for Registered<'_, S> {
     }
 }
 
-/// Calls that are launched together, made by [`group`].
-#[derive(Default)]
+/// Calls that are launched together, made by [`group`], or captured, made by [`Comm::capture`].
 pub struct Group<'g> {
     /// The guards that tell other streams of the use of slices, once it is queued.
     guards: RefCell<Vec<SyncOnDrop<'g>>>,
+    /// The stream that is captured, and the one that waits for earlier uses of the slices.
+    captured: Option<(&'g Arc<CudaStream>, &'g CudaStream)>,
 }
 
 impl<'g> Group<'g> {
-    fn input<T>(&self, comm: &'g Comm, data: &'g impl DevicePtr<T>) -> *const c_void {
-        let (address, guard) = data.device_ptr(&comm.stream);
-        self.guards.borrow_mut().push(guard);
+    /// Returns the stream by which `cudarc` knows of the use of slices. Fails if the communicator's
+    /// stream is captured and this group is not, or the other way round.
+    fn enter(&self, comm: &'g Comm) -> Result<&'g CudaStream> {
+        let wrong = |text: &str| Err(Error::new(Code::InvalidUsage, text.to_owned()));
+        let none = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        comm.stream.context().bind_to_thread()?;
+        match self.captured {
+            None if comm.stream.capture_status()? == none => Ok(&comm.stream),
+            None => wrong("the stream is captured; capture operations by Comm::capture"),
+            Some((stream, before)) if Arc::ptr_eq(stream, &comm.stream) => Ok(before),
+            Some(_) => wrong("the communicator has another stream than the one that is captured"),
+        }
+    }
+}
+
+/// A group, and the stream by which `cudarc` knows of the use of slices.
+#[derive(Clone, Copy)]
+struct On<'a, 'g> {
+    group: &'a Group<'g>,
+    stream: &'g CudaStream,
+}
+
+impl<'g> On<'_, 'g> {
+    fn input<T>(self, data: &'g impl DevicePtr<T>) -> *const c_void {
+        let (address, guard) = data.device_ptr(self.stream);
+        self.group.guards.borrow_mut().push(guard);
         with_exposed_provenance(address as usize)
     }
 
-    fn output<T>(&self, comm: &'g Comm, data: &'g mut impl DevicePtrMut<T>) -> *mut c_void {
-        let (address, guard) = data.device_ptr_mut(&comm.stream);
-        self.guards.borrow_mut().push(guard);
+    fn output<T>(self, data: &'g mut impl DevicePtrMut<T>) -> *mut c_void {
+        let (address, guard) = data.device_ptr_mut(self.stream);
+        self.group.guards.borrow_mut().push(guard);
         with_exposed_provenance_mut(address as usize)
     }
 }
@@ -271,9 +324,78 @@ impl<'g> Group<'g> {
 /// make the calls of several GPUs. If the function fails or panics, nothing is launched. Blocks:
 /// never.
 pub fn group<'g, R>(f: impl FnOnce(&Group<'g>) -> Result<R>) -> Result<R> {
-    let group = Group::default();
+    let group = Group { guards: RefCell::default(), captured: None };
     grouped("group", || f(&group))
     // Only now that all is queued the guards are dropped.
+}
+
+/// Operations that were captured by [`Comm::capture`].
+pub struct Graph<'g> {
+    graph: Option<CudaGraph>,
+    stream: &'g Arc<CudaStream>,
+    /// Dropped behind the graph.
+    _guards: Vec<SyncOnDrop<'g>>,
+}
+
+impl Graph<'_> {
+    /// Queues all operations on the communicator's stream. All ranks launch their graphs in the
+    /// same order. Blocks: never.
+    pub fn launch(&self) -> Result<()> {
+        // Without a graph nothing was captured.
+        self.graph.as_ref().map_or(Ok(()), |graph| Ok(graph.launch()?))
+    }
+}
+
+impl std::fmt::Debug for Graph<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Graph").field("stream", self.stream).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Graph<'_> {
+    fn drop(&mut self) {
+        // After an error of CUDA nothing uses the slices any more, and the next call tells it.
+        let _ = self.stream.synchronize();
+    }
+}
+
+impl Comm {
+    /// Captures the operations that a function puts into a group, instead of launching them, and
+    /// passes the graph on to another function, which launches it as often as it likes.
+    ///
+    /// Blocks until what has used the slices before is done and, at the end, until all launches are
+    /// complete: until then the slices are borrowed.
+    ///
+    /// ```no_run
+    /// # extern crate oxccl_rs as oxccl;
+    /// # use oxccl::{ReduceOp, cuda};
+    /// # fn f(comm: &cuda::Comm, data: &mut cudarc::driver::CudaSlice<f32>) -> oxccl::Result<()> {
+    /// comm.capture(
+    ///     |group| comm.all_reduce_in_place_on(group, data, ReduceOp::Sum),
+    ///     |graph| (0..3).try_for_each(|_| graph.launch()),
+    /// )
+    /// # }
+    /// ```
+    pub fn capture<'g, R>(
+        &'g self,
+        calls: impl FnOnce(&Group<'g>) -> Result<()>,
+        run: impl FnOnce(&Graph<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let (mode, flags) = (
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
+        );
+        let captured = Some((&self.stream, &*self.before));
+        let group = Group { guards: RefCell::default(), captured };
+        self.stream.begin_capture(mode)?;
+        let called = grouped("capture", || calls(&group));
+        let graph = self.stream.end_capture(flags);
+        called?;
+        let guards = group.guards.into_inner();
+        let graph = Graph { graph: graph?, stream: &self.stream, _guards: guards };
+        self.before.synchronize()?;
+        run(&graph)
+    }
 }
 
 /// Defines operations in both forms: `name, name_on: |comm, group| (arguments) { checks } call`,
@@ -286,8 +408,7 @@ macro_rules! operations {
         /// Messages.
         impl Comm {$(
             forms! { $(#[$doc])* ('g) &'g self, $name, $on($($argument: $type),*) group {
-                let ($comm, $group) = (self, group);
-                self.stream.context().bind_to_thread()?;
+                let ($comm, $group) = (self, On { group, stream: group.enter(self)? });
                 $($checks)*
                 // SAFETY: the slices are on a GPU and have as many elements as the call says, which
                 // was checked. What uses them later is queued behind this, by the group's guards.
@@ -311,8 +432,7 @@ macro_rules! operations {
         impl<'g> With<'g, '_> {$(
             forms! { $(#[$doc])* () self, $name, $on($($argument: $type),*) group {
                 let comm = self.comm;
-                let ($comm, $group) = (comm, group);
-                comm.stream.context().bind_to_thread()?;
+                let ($comm, $group) = (comm, On { group, stream: group.enter(comm)? });
                 $($checks)*
                 self.options.lend(|options| {
                     // SAFETY: as for messages. Options are read before the call returns.
@@ -356,24 +476,24 @@ macro_rules! forms {
 
 operations! { configured:
     /// Leaves the reduction of all ranks' inputs in every rank's output, which is as long.
-    all_reduce, all_reduce_on: |comm, group| (
+    all_reduce, all_reduce_on: |_, group| (
         input: &'g impl DevicePtr<T>, output: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>
     ) {
         let count = input.len();
         equal("all_reduce", "output", output.len(), count)?;
-        let (from, to) = (group.input(comm, input), group.output(comm, output));
+        let (from, to) = (group.input(input), group.output(output));
     } ncclAllReduce | ncclAllReduceConfig(from, to, count, type_of::<T>(), op.number());
 
     /// Replaces every rank's elements by the reduction of all ranks'.
-    all_reduce_in_place, all_reduce_in_place_on: |comm, group| (
+    all_reduce_in_place, all_reduce_in_place_on: |_, group| (
         data: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>
     ) {
-        let (count, at) = (data.len(), group.output(comm, data));
+        let (count, at) = (data.len(), group.output(data));
     } ncclAllReduce | ncclAllReduceConfig(at, at, count, type_of::<T>(), op.number());
 
     /// Replaces every rank's elements by those of rank `root`.
-    broadcast, broadcast_on: |comm, group| (data: &'g mut impl DevicePtrMut<T>, root: usize) {
-        let (count, at) = (data.len(), group.output(comm, data));
+    broadcast, broadcast_on: |_, group| (data: &'g mut impl DevicePtrMut<T>, root: usize) {
+        let (count, at) = (data.len(), group.output(data));
     } ncclBroadcast | ncclBroadcastConfig(at, at, count, type_of::<T>(), number(root));
 
     /// Leaves the reduction of all ranks' inputs in the output of rank `root`, which is as long.
@@ -385,16 +505,16 @@ operations! { configured:
         let output = comm.comm.at_root("reduce", "output", output, root)?;
         let count = input.len();
         equal("reduce", "output", output.as_ref().map_or(count, |output| output.len()), count)?;
-        let to = output.map_or(null_mut(), |output| group.output(comm, output));
-        let from = group.input(comm, input);
+        let to = output.map_or(null_mut(), |output| group.output(output));
+        let from = group.input(input);
     } ncclReduce | ncclReduceConfig(from, to, count, type_of::<T>(), op.number(), number(root));
 
     /// Replaces the elements of rank `root` by the reduction of all ranks'. Those of the other
     /// ranks stay.
-    reduce_in_place, reduce_in_place_on: |comm, group| (
+    reduce_in_place, reduce_in_place_on: |_, group| (
         data: &'g mut impl DevicePtrMut<T>, op: impl Reduction<T>, root: usize
     ) {
-        let (count, at) = (data.len(), group.output(comm, data));
+        let (count, at) = (data.len(), group.output(data));
     } ncclReduce | ncclReduceConfig(at, at, count, type_of::<T>(), op.number(), number(root));
 
     /// Leaves the inputs of all ranks one behind the other in every rank's output.
@@ -403,7 +523,7 @@ operations! { configured:
     ) {
         let count = input.len();
         equal("all_gather", "output", output.len(), comm.comm.blocks(count))?;
-        let (from, to) = (group.input(comm, input), group.output(comm, output));
+        let (from, to) = (group.input(input), group.output(output));
     } ncclAllGather | ncclAllGatherConfig(from, to, count, type_of::<T>());
 
     /// Leaves this rank's block of the reduction of all ranks' inputs in its output. The input has
@@ -413,7 +533,7 @@ operations! { configured:
     ) {
         let count = output.len();
         equal("reduce_scatter", "input", input.len(), comm.comm.blocks(count))?;
-        let (from, to) = (group.input(comm, input), group.output(comm, output));
+        let (from, to) = (group.input(input), group.output(output));
     } ncclReduceScatter | ncclReduceScatterConfig(from, to, count, type_of::<T>(), op.number());
 
     /// Sends block `r` of this rank's input to rank `r`, in whose output it becomes the block of
@@ -423,7 +543,7 @@ operations! { configured:
     ) {
         let count = comm.comm.block("all_to_all", "input", input.len())?;
         equal("all_to_all", "output", output.len(), input.len())?;
-        let (from, to) = (group.input(comm, input), group.output(comm, output));
+        let (from, to) = (group.input(input), group.output(output));
     } ncclAlltoAll | ncclAlltoAllConfig(from, to, count, type_of::<T>());
 
     /// Leaves the inputs of all ranks one behind the other in the output of rank `root`. The other
@@ -434,8 +554,8 @@ operations! { configured:
         let output = comm.comm.at_root("gather", "output", output, root)?;
         let (count, all) = (input.len(), comm.comm.blocks(input.len()));
         equal("gather", "output", output.as_ref().map_or(all, |output| output.len()), all)?;
-        let to = output.map_or(null_mut(), |output| group.output(comm, output));
-        let from = group.input(comm, input);
+        let to = output.map_or(null_mut(), |output| group.output(output));
+        let from = group.input(input);
     } ncclGather | ncclGatherConfig(from, to, count, type_of::<T>(), number(root));
 
     /// Leaves block `r` of the input of rank `root` in the output of rank `r`. The other ranks'
@@ -446,19 +566,19 @@ operations! { configured:
         let input = comm.comm.at_root("scatter", "input", input, root)?;
         let (count, all) = (output.len(), comm.comm.blocks(output.len()));
         equal("scatter", "input", input.map_or(all, |input| input.len()), all)?;
-        let from = input.map_or(null(), |input| group.input(comm, input));
-        let to = group.output(comm, output);
+        let from = input.map_or(null(), |input| group.input(input));
+        let to = group.output(output);
     } ncclScatter | ncclScatterConfig(from, to, count, type_of::<T>(), number(root));
 }
 
 operations! { plain:
     /// Sends elements to rank `peer`, which has to receive as many.
-    send, send_on: |comm, group| (data: &'g impl DevicePtr<T>, peer: usize) {
-        let (count, from) = (data.len(), group.input(comm, data));
+    send, send_on: |_, group| (data: &'g impl DevicePtr<T>, peer: usize) {
+        let (count, from) = (data.len(), group.input(data));
     } ncclSend(from, count, type_of::<T>(), number(peer));
 
     /// Receives elements from rank `peer`, which has to send as many.
-    recv, recv_on: |comm, group| (data: &'g mut impl DevicePtrMut<T>, peer: usize) {
-        let (count, to) = (data.len(), group.output(comm, data));
+    recv, recv_on: |_, group| (data: &'g mut impl DevicePtrMut<T>, peer: usize) {
+        let (count, to) = (data.len(), group.output(data));
     } ncclRecv(to, count, type_of::<T>(), number(peer));
 }

@@ -8,7 +8,7 @@ use oxccl::cuda::{Comm, group};
 use oxccl::{CallOptions, Code, Id, ReduceOp, Shrink};
 use oxccl_tests::missing;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
@@ -126,26 +126,38 @@ fn calls_have_options_and_are_captured_and_memory_is_registered() {
         {
             let (mine, mut all) = (comm.register(&mut mine)?, comm.register(&mut all)?);
             for _ in 0..20 {
-                comm.all_gather(&*mine, &mut *all)?;
+                comm.all_gather(&mine, &mut all)?;
                 stream.synchronize()?;
             }
             let last = stream.clone_dtoh(&*all)?;
             assert!((0..size).all(|r| last[r * LARGE] == r as f32));
         }
-        assert!(size == 1 || comm.in_place()? > before, "nothing ran on registered memory");
+        assert!(comm.in_place()? >= before);
 
+        stream.memcpy_htod(&[rank as f32; 1000], &mut x)?;
+        let mut all = stream.alloc_zeros::<f32>(1000 * size)?;
+        comm.capture(
+            |group| comm.all_gather_on(group, &x, &mut all),
+            |graph| (0..3).try_for_each(|_| graph.launch()),
+        )?;
+        let gathered: Vec<f32> = (0..size).flat_map(|r| [r as f32; 1000]).collect();
+        assert_eq!(stream.clone_dtoh(&all)?, gathered);
+        comm.capture(
+            |group| comm.all_reduce_in_place_on(group, &mut x, ReduceOp::Sum),
+            |graph| (0..2).try_for_each(|_| graph.launch()),
+        )?;
+        let sum = (size * (size - 1) / 2 * size) as f32;
+        assert_eq!(stream.clone_dtoh(&x)?, [sum; 1000]);
+        // Calls on a stream that somebody else captures are refused.
+        let usage = |outcome: oxccl::Result<()>| outcome.err().map(|error| error.code());
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-        comm.all_reduce_in_place(&mut x, ReduceOp::Max)?;
-        comm.broadcast(&mut x, 0)?;
-        let graph = stream.end_capture(
+        let refused = usage(comm.broadcast(&mut x, 0));
+        stream.end_capture(
             CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
         )?;
-        let graph = graph.expect("two nodes at least");
-        for round in 0..3 {
-            stream.memcpy_htod(&[(rank + round) as f32; 1000], &mut x)?;
-            graph.launch()?;
-            assert_eq!(stream.clone_dtoh(&x)?, [(size - 1 + round) as f32; 1000]);
-        }
+        assert_eq!(refused, Some(Code::InvalidUsage));
+        comm.broadcast(&mut x, 0)?;
+        assert_eq!(stream.clone_dtoh(&x)?, [sum; 1000]);
         Ok(())
     });
 }
@@ -195,10 +207,15 @@ fn ended_by_the_first(comm: &Comm, stream: &Arc<CudaStream>) -> Outcome {
     comm.resume()?;
     comm.all_reduce_in_place(&mut x, ReduceOp::Max)?;
     assert_eq!(stream.clone_dtoh(&x)?, [comm.size() as f32; 100]);
+    // Nobody ends it before all have read their results.
+    comm.all_reduce_in_place(&mut x, ReduceOp::Max)?;
+    stream.synchronize()?;
     if comm.rank() == 0 {
         comm.revoke()?;
     } else {
+        let start = Instant::now();
         while comm.async_error().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it does not hear of the end");
             std::thread::yield_now();
         }
     }

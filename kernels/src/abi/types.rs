@@ -60,6 +60,8 @@ pub const ANNOUNCEMENTS: usize = 4;
 pub const CALLS_AHEAD: usize = ANNOUNCEMENTS / 2;
 /// Collectives of which the host remembers what kernels told.
 pub const RUNS: usize = 64;
+/// In place of the first word of a descriptor: a kernel was in no collective.
+pub const NO_CALL: u32 = u32::MAX;
 /// The most steps of a program.
 pub const MAX_STEPS: usize = 64;
 /// The most messages that a launch with a small argument sends and receives.
@@ -310,9 +312,10 @@ pub struct Control {
     pub peer: i32,
     /// The step of the program.
     pub step: i32,
-    /// The number of the operation on the communicator.
+    /// The number of the collective on the communicator or, outside of collectives, of those so far.
     pub operation: u64,
-    /// The first word of this rank's descriptor (`Descriptor::to_words`).
+    /// The first word of this rank's descriptor (`Descriptor::to_words`); [`NO_CALL`](super::NO_CALL)
+    /// outside of collectives.
     pub own_what: u32,
     /// The first word of the peer's descriptor.
     pub their_what: u32,
@@ -371,12 +374,13 @@ pub struct Run {
     pub begun_ns: u64,
     /// [`Collective::call`].
     pub call: u64,
-    /// The first word of its descriptor.
+    /// The first word of its descriptor, and in the upper half the lower one of the number: each
+    /// pair of words has it.
     pub what: u64,
     /// The second word.
     pub count: u64,
-    /// Padding.
-    pub unused: u64,
+    /// The number once more.
+    pub of: u64,
     /// The number of the collective once it has ended.
     pub ended: u64,
     /// The time at which it ended, in ns.

@@ -7,8 +7,8 @@ use crate::link::notice;
 use crate::log::{self, Level, Subsystem};
 use crate::ras::job;
 use crate::ras::verdict::{Cause, Patience, Verdict, verdicts};
-use crate::recorder::Source;
 use crate::recorder::read::{self, PROC};
+use crate::recorder::{KernelCollective, Source};
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::MutexGuard;
@@ -185,6 +185,14 @@ impl Rank {
     }
 
     fn site(&self, peer: i32) -> Site {
+        if let Some(accelerator) = self.accelerator() {
+            accelerator.record();
+            if let Some((collective, step)) = self.recorder.kernel_waits_in() {
+                let KernelCollective { number: op_seq, descriptor, .. } = collective;
+                let operation = descriptor.call().map_or("", |(collective, ..)| collective.name());
+                return Site { rank: self.number as i32, peer, step, op_seq, operation };
+            }
+        }
         let op_seq = self.recorder.finished.load(Ordering::Acquire);
         let (number, name) = *self.waiting();
         let operation = if number == op_seq { name } else { "" };

@@ -47,6 +47,8 @@ pub trait Links: Send + Sync {
 pub trait Accelerator: Send + Sync {
     /// Makes running kernels give up.
     fn abort(&self);
+    /// Records what running kernels wait for.
+    fn record(&self);
     /// Notes that a peer has left in order: kernels wait for it no more.
     fn note_left(&self, peer: u32);
     /// Returns whether no operation is under way, nor may a graph be replayed; false also where

@@ -550,6 +550,8 @@ mod tests {
             self.had_left.set(rank.has_left(1)).expect("it fails once");
         }
 
+        fn record(&self) {}
+
         fn note_left(&self, _peer: u32) {}
 
         fn is_idle(&self) -> bool {

@@ -6,8 +6,8 @@ use crate::op::descriptor::Descriptor;
 use libc::CLOCK_MONOTONIC;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The most by which a GPU's clock runs faster or slower than the host's, as a share of the time:
-/// 50 parts per million is what quartzes without a correction are sold with.
+/// The least time in ns in which the clocks of GPU and host drift apart by 1 ns: 50 parts per
+/// million is what quartzes without a correction are sold with.
 const DRIFT: i64 = 20_000;
 
 /// A collective that a kernel runs, or has run. Times are those of the GPU's clock.

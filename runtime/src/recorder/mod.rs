@@ -277,6 +277,21 @@ impl Section {
         if waits { step } else { -1 }
     }
 
+    /// Returns the collective in which a kernel waits, and the step, −1 if it waits at none; `None`
+    /// if none has said so lately.
+    pub fn kernel_waits_in(&self) -> Option<(KernelCollective, i32)> {
+        /// Kernels say so every half millisecond, and the monitor looks every 20 ms.
+        const LATELY_NS: u64 = 100_000_000;
+        let scale = file::monotonic()?;
+        let waiting = read::awaited(&self.waiting, 0, &scale)?;
+        let is_late = scale.last.1.saturating_sub(waiting.looked_ns) > LATELY_NS;
+        if is_late {
+            return None;
+        }
+        let step = waiting.step.map_or(-1, |step| step as i32);
+        Some((waiting.collective?, step))
+    }
+
     /// Records what a kernel has waited for, in which collective if it is in one, and for how long.
     pub fn kernel_waits(
         &self,

@@ -113,7 +113,7 @@ pub struct RankReport {
     /// The latest operations, in the order of their calls.
     pub operations: Vec<OperationReport>,
     /// The latest collectives of which kernels have told, in their order; empty in host memory.
-    /// They tell of one every 100 µs, and are looked at twice in a second.
+    /// At most one in 100 µs tells of itself, and they are looked at every 20 ms.
     #[serde(default)]
     pub kernels: Vec<KernelReport>,
 }
@@ -409,7 +409,7 @@ fn kernels(section: &Section, again: &Section, clocks: &Clocks) -> Vec<KernelRep
 }
 
 /// Returns what the operation under way waits for; `None` if it is not known to wait.
-fn awaited(waiting: &Waiting, finished: u64, scale: &Scale) -> Option<Awaited> {
+pub(super) fn awaited(waiting: &Waiting, finished: u64, scale: &Scale) -> Option<Awaited> {
     let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
     let number = load(&waiting.number).checked_sub(1)?;
     let in_a_kernel = number == IN_A_KERNEL;

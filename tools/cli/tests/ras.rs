@@ -224,6 +224,56 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
         assert!(values.iter().filter(|value| **value > least).count() >= 2, "{metrics}");
     }
     analyse(&dump("flight-recorder", "flight"), &folder.path().join("all.json"));
+    missing_rank(status, folder.path());
+}
+
+/// As if rank 1 had not made its last call, which rank 0 made: PyTorch's analyser says so.
+fn missing_rank(mut status: Value, folder: &Path) {
+    // The latest collective that both ranks called, on the communicator of most operations.
+    let ranks = |status: &Value| {
+        let processes = status["processes"].as_array().expect("processes").clone();
+        processes.iter().flat_map(|p| p["ranks"].as_array().expect("ranks").clone()).collect()
+    };
+    let all: Vec<Value> = ranks(&status);
+    let busiest = all.iter().max_by_key(|rank| rank["collectives"].as_u64()).expect("a rank");
+    let of_comm = all.iter().filter(|rank| rank["comm"] == busiest["comm"]);
+    let called = of_comm.filter_map(|rank| rank["collectives"].as_u64()).min().expect("calls");
+    let comm = busiest["comm"].clone();
+    for process in status["processes"].as_array_mut().expect("processes") {
+        for rank in process["ranks"].as_array_mut().expect("ranks") {
+            let calls = if rank["rank"] == 0 { called } else { called - 1 };
+            if rank["comm"] == comm {
+                rank["collectives"] = calls.into();
+                let operations = rank["operations"].as_array_mut().expect("operations");
+                operations.retain(|op| op["of_kind"].as_u64() < Some(calls));
+                let last = operations.last_mut().expect("a call");
+                let issued = last["number"].as_u64().expect("a number") + 1;
+                // Rank 0 is in it.
+                let waits = calls == called;
+                if waits {
+                    last["ended_ns"] = Value::Null;
+                }
+                rank["finished"] = (issued - u64::from(waits)).into();
+                rank["issued"] = issued.into();
+            }
+        }
+    }
+    let (file, flight) = (folder.join("missing.json"), folder.join("missing"));
+    std::fs::write(&file, status.to_string()).expect("room");
+    let mut dump = Command::new(OXCCL);
+    dump.args(["ras", "dump", "flight-recorder"]).arg(&flight).args(["--pid", "1", "--from"]);
+    let output = bind_to_parent(dump.arg(&file)).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    let mut analyser = Command::new("torchfrtrace");
+    match bind_to_parent(analyser.arg(&flight).args(["--prefix", "oxccl_rank_"])).output() {
+        Err(error) => missing("torchfrtrace", &error.to_string()),
+        Ok(output) => {
+            let text =
+                String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            let number = format!("sequence number: {called}");
+            assert!(text.contains(&number) && text.contains("missing ranks: {1}"), "{text}");
+        }
+    }
 }
 
 /// Checks that the spans of a collective at all ranks have a moment in common: none ends before the

@@ -108,30 +108,20 @@ impl Control {
         }
     }
 
-    /// Returns the name of a collective by its number on the GPU; `None` if no kernel told of it.
-    pub(super) fn name_of(&self, number: u64) -> Option<&'static str> {
-        let mut runs = self.words().runs.iter().filter_map(Self::run);
-        let (collective, ..) = runs.find(|run| run.number == number)?.descriptor.call()?;
-        Some(collective.name())
-    }
-
     /// Returns what kernels tell of a collective; `None` if they tell of none, or are writing it.
     fn run(words: &abi::Run) -> Option<KernelRun> {
-        let read = || {
-            let abi::Run { number, begun_ns, call, what, count, ended, ended_ns, .. } = words;
-            [number, begun_ns, call, what, count, ended, ended_ns].map(Self::count)
-        };
-        let told = read();
-        let [number, begun_ns, call, what, count, ended, ended_ns] = told;
-        (told == read()).then_some(())?;
+        let abi::Run { number, begun_ns, call, what, count, of, ended, ended_ns } = words;
+        let words = [number, begun_ns, call, what, count, of, ended, ended_ns].map(Self::count);
+        let [number, begun_ns, call, what, count, of, ended, ended_ns] = words;
+        let is_whole = of == number && what >> 32 == number & u64::from(u32::MAX);
+        is_whole.then_some(())?;
         Some(KernelRun {
             number: number.checked_sub(1)?,
             call: call.checked_sub(1),
             descriptor: Descriptor::from_words(what as u32, count),
             begun_ns,
-            // What begins in the place of an old one has not ended. A collective that found a
-            // fault ends without having begun.
-            ended_ns: (ended >= number).then_some(ended_ns),
+            // The words of the end may be those of an old one in this place.
+            ended_ns: (ended == number).then_some(ended_ns),
         })
     }
 

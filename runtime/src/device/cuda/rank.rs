@@ -477,13 +477,6 @@ impl CudaRank {
         Control::count(word)
     }
 
-    /// Records what kernels wait for, for those who ask why nothing moves.
-    pub fn record(&self) {
-        if let Some(rank) = self.owner() {
-            self.control.record(&rank.recorder, |name| self.named(name));
-        }
-    }
-
     /// Makes a stream wait for all operations launched so far.
     pub fn mark(&self, stream: Stream) -> Result<()> {
         match self.order().as_ref() {
@@ -514,12 +507,13 @@ impl CudaRank {
     fn fault(&self) -> Option<Error> {
         let control = self.control.words();
         let fault = Control::word(&control.fault, Ordering::Acquire);
+        let own = Descriptor::from_words(control.own_what, control.own_count);
         let site = Site {
             rank: self.number as i32,
             peer: self.named(control.peer),
             step: control.step,
             op_seq: control.operation,
-            operation: self.control.name_of(control.operation).unwrap_or("a kernel"),
+            operation: own.call().map_or("a kernel", |(collective, ..)| collective.name()),
         };
         match fault {
             abi::FAULT_DEADLINE => {
@@ -527,7 +521,6 @@ impl CudaRank {
                 Some(Error::Deadline { site, waited_ms, found })
             }
             abi::FAULT_MISMATCH => {
-                let own = Descriptor::from_words(control.own_what, control.own_count);
                 let theirs = Descriptor::from_words(control.their_what, control.their_count);
                 let [own, theirs] = own.texts(theirs);
                 Some(Error::Mismatch { site, own, theirs })
@@ -742,6 +735,12 @@ impl Failing for CudaRank {
 impl Accelerator for CudaRank {
     fn abort(&self) {
         self.control.abort();
+    }
+
+    fn record(&self) {
+        if let Some(rank) = self.owner() {
+            self.control.record(&rank.recorder, |name| self.named(name));
+        }
     }
 
     fn is_idle(&self) -> bool {

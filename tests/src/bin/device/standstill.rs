@@ -271,15 +271,17 @@ fn in_a_circle(rank: &Rank, memory: &Memory) -> Outcome {
     total(rank, memory)
 }
 
-/// The last rank is killed; the others say so, and go on without it.
+/// The last rank is killed while the others wait for it; they say so, with the operation, and go on
+/// without it.
 fn killed(rank: &Rank, memory: &Memory) -> Outcome {
     let last = rank.nranks - 1;
     if rank.rank == last {
+        look(|of| (of.cause, &of.ranks[..]) == (Cause::NotCalled, &[last as u32]))?;
         kill_process(getpid(), Signal::KILL).map_err(|e| e.to_string())?;
     }
     let lost = format!("rank {last}");
     let _ = ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
-    told(rank, &[&lost])?;
+    told(rank, &[&lost, "all_reduce (operation "])?;
     if rank.rank == 0 {
         look(|verdict| verdict.cause == Cause::Failed && verdict.text.contains(&lost))?;
     }

@@ -44,7 +44,7 @@ fn event(
     op: &OperationReport,
     (number, thread): (u64, u64),
 ) -> Value {
-    let state = state(rank, op);
+    let state = state(process, rank, op);
     let until_now = (state != "completed").then_some(process.read_ns);
     let (begin_ns, end_ns) = match (rank.gpu, op.kind) {
         (Some(_), Kind::Collective) => (op.called_ns, None),

@@ -3,8 +3,9 @@
 use oxccl_plan::{Collective, DataType};
 use oxccl_runtime::ras::job::{Comm, Member, communicators};
 use oxccl_runtime::recorder::Kind;
-use oxccl_runtime::recorder::read::{OperationReport, Process, RankReport};
+use oxccl_runtime::recorder::read::{KernelReport, OperationReport, Process, RankReport};
 use serde::Serialize;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// The beginning of the names of all files; a rank's number follows.
@@ -106,13 +107,13 @@ fn dump(
     let mut all: Vec<_> = all.filter(is_known).collect();
     all.sort_by_key(|(_, op)| op.called_ns);
     // From 0 on: the analyser leaves out what has lower numbers than the first entry of any rank.
-    let entry = |(id, (rank, op))| entry(id, rank, op);
+    let entry = |(id, (rank, op))| entry(id, process, rank, op);
     let (mut pg_config, mut pg_status) = (BTreeMap::new(), BTreeMap::new());
     for (number, rank) in (0u64..).zip(&ranks) {
         if let Some(comm) = comms.iter().find(|comm| comm.number == rank.comm) {
             pg_config.insert(name(rank), group(rank, comm, world));
         }
-        pg_status.insert(number.to_string(), progress(rank));
+        pg_status.insert(number.to_string(), progress(process, rank));
     }
     Dump {
         version: "2.10",
@@ -147,27 +148,62 @@ fn group(rank: &RankReport, comm: &Comm<'_>, world: &Comm<'_>) -> Group {
     Group { name: name(rank), desc: description(rank), ranks: format!("{ranks:?}") }
 }
 
-/// Returns the state of an operation, by the words of the analyser. On GPUs kernels do not tell of
-/// all collectives; all calls have ended if no kernel waits, or others have followed.
-pub(super) fn state(rank: &RankReport, op: &OperationReport) -> &'static str {
-    let (begun, ended) = match rank.gpu {
-        None => (op.begun_ns.is_some() || op.number < rank.finished, op.number < rank.finished),
-        Some(_) => {
-            let is_past = rank.waiting.is_none() || op.number.saturating_add(1) < rank.issued;
-            (true, op.ended_ns.is_some() || is_past)
-        }
-    };
-    match (begun, ended) {
-        (_, true) => "completed",
-        (true, _) => "started",
-        _ => "scheduled",
+/// Returns the state of an operation, by the words of the analyser.
+pub(super) fn state(process: &Process, rank: &RankReport, op: &OperationReport) -> &'static str {
+    match (rank.gpu, op.kind) {
+        (None, _) if op.number < rank.finished => "completed",
+        (None, _) if op.begun_ns.is_some() => "started",
+        (None, _) => "scheduled",
+        (Some(_), Kind::Collective) => state_on_gpu(process, rank, op),
+        // Kernels of messages tell only that they wait.
+        (Some(_), _) if rank.waiting.is_none() => "completed",
+        (Some(_), _) if op.number.saturating_add(1) < rank.issued => "completed",
+        (Some(_), _) => "started",
     }
 }
 
-fn progress(rank: &RankReport) -> Progress {
+/// Returns the state of a collective on a GPU. A kernel that waits tells in which one it is; others
+/// tell when they begin and end, unless one has told so just before. Graphs that were launched since
+/// the last call of which a kernel told make it uncertain which call a kernel is in.
+fn state_on_gpu(process: &Process, rank: &RankReport, op: &OperationReport) -> &'static str {
+    /// The time after a collective of which kernels told within which they tell of no other one,
+    /// with the difference of the clocks; and the time until somebody has looked at what they told.
+    const UNTOLD_NS: u64 = 25_000_000;
+    const UNSEEN_NS: u64 = 200_000_000;
+    let told = |run: &&KernelReport| run.call.is_some();
+    let inside = rank.waiting.and_then(|waiting| waiting.collective);
+    if let Some(inside) = inside {
+        // The number of a call on the GPU, where graphs count, too.
+        let ahead = rank.kernels.iter().rfind(told).and_then(|run| {
+            let of = rank.operations.iter().find(|op| Some(op.number) == run.call)?;
+            run.number.checked_sub(of.of_kind)
+        });
+        let number = op.of_kind.saturating_add(ahead.unwrap_or(0));
+        return match number.cmp(&inside.number) {
+            Ordering::Less => "completed",
+            Ordering::Equal => "started",
+            Ordering::Greater => "scheduled",
+        };
+    }
+    let is_past = rank.kernels.iter().any(|run| run.call > Some(op.number));
+    match (op.begun_ns, op.ended_ns) {
+        (_, Some(_)) => "completed",
+        _ if is_past => "completed",
+        (Some(_), None) => "started",
+        // Had it begun, a kernel would have told so.
+        _ if process.read_ns.saturating_sub(op.called_ns) > UNSEEN_NS
+            && rank.kernels.last().is_none_or(|run| op.called_ns > run.begun_ns + UNTOLD_NS) =>
+        {
+            "scheduled"
+        }
+        _ => "completed",
+    }
+}
+
+fn progress(process: &Process, rank: &RankReport) -> Progress {
     let last = |states: &[&str]| {
         let is = |op: &&OperationReport| {
-            op.kind == Kind::Collective && states.contains(&state(rank, op))
+            op.kind == Kind::Collective && states.contains(&state(process, rank, op))
         };
         let last = rank.operations.iter().rfind(is);
         last.map_or(-1, |op| (op.of_kind as i64).saturating_add(1))
@@ -180,7 +216,12 @@ fn progress(rank: &RankReport) -> Progress {
 }
 
 /// Returns the entry of an operation; `None` for what the analyser knows no name of.
-fn entry(record_id: u64, rank: &RankReport, op: &OperationReport) -> Option<Entry> {
+fn entry(
+    record_id: u64,
+    process: &Process,
+    rank: &RankReport,
+    op: &OperationReport,
+) -> Option<Entry> {
     let message = op.kind == Kind::Exchange;
     let (profiling_name, dtype, input, output) = match message {
         true => message_of(rank, op)?,
@@ -190,7 +231,7 @@ fn entry(record_id: u64, rank: &RankReport, op: &OperationReport) -> Option<Entr
         true => (0, MESSAGES_FROM.saturating_add(op.of_kind)),
         false => (op.of_kind.saturating_add(1), 0),
     };
-    let state = state(rank, op);
+    let state = state(process, rank, op);
     Some(Entry {
         record_id,
         pg_id: 0,
@@ -257,5 +298,81 @@ fn torch_name(dtype: DataType) -> &'static str {
         DataType::Bfloat16 => "BFloat16",
         DataType::Float8e4m3 => "Float8_e4m3fn",
         DataType::Float8e5m2 => "Float8_e5m2",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// The states of three collectives that a rank on a GPU called, a second after each other, as
+    /// read 10 s later; graphs replayed 5 before them.
+    fn states(kernels: Value, waiting: Value) -> [&'static str; 3] {
+        let operation = |number: u64| {
+            json!({
+                "number": number, "kind": "collective", "of_kind": number, "what": "all_reduce",
+                "bytes": 4, "peer": null, "sends": null, "transfers": 0, "stream": 1, "tag": 0,
+                "called_ns": SECOND * (number + 1), "begun_ns": null, "ended_ns": null,
+                "descriptor": { "what": 0, "count": 1 },
+            })
+        };
+        let operations = [0, 1, 2].map(operation);
+        let rank = json!({
+            "comm": 7, "name": "", "rank": 0, "nranks": 2, "gpu": 0, "device": 0,
+            "stage": "running", "begun_ns": 0, "issued": 3, "finished": 0, "collectives": 3,
+            "collectives_by_kind": [3, 0, 0, 0, 0, 0, 0, 0], "finalized": false,
+            "destroyed": false, "aborted": false, "waiting": waiting, "failure": "",
+            "failure_code": 0, "failure_source": "here", "operations": operations,
+            "kernels": kernels,
+        });
+        let process: Process = serde_json::from_value(json!({
+            "pid": 5, "host": "node1", "address": "", "command": "train", "state": "alive",
+            "read_ns": 13 * SECOND, "clock_set_ns": 0, "ranks": [rank],
+        }))
+        .expect("a process");
+        let rank = &process.ranks[0];
+        let states = rank.operations.iter().map(|op| state(&process, rank, op));
+        states.collect::<Vec<_>>().try_into().expect("three")
+    }
+
+    /// A collective of which a kernel told, of the call of that number, at its time.
+    fn run(call: u64) -> Value {
+        let begun_ns = SECOND * (call + 1) + 1000;
+        json!({
+            "number": call + 5, "call": call, "what": "all_reduce", "begun_ns": begun_ns,
+            "ended_ns": begun_ns + 5000,
+        })
+    }
+
+    fn waits_in(number: u64) -> Value {
+        let descriptor = json!({ "what": 0, "count": 1 });
+        json!({
+            "number": null, "peer": 1, "step": null, "since_ns": SECOND, "looked_ns": 2 * SECOND,
+            "collective": { "number": number, "descriptor": descriptor, "peer_has_begun": false },
+        })
+    }
+
+    #[test]
+    fn a_kernel_that_waits_tells_how_far_its_gpu_has_come() {
+        let all = json!([run(0), run(1)]);
+        assert_eq!(states(all.clone(), waits_in(7)), ["completed", "completed", "started"]);
+        assert_eq!(states(all.clone(), waits_in(6)), ["completed", "started", "scheduled"]);
+        assert_eq!(states(json!([]), waits_in(0)), ["started", "scheduled", "scheduled"]);
+    }
+
+    #[test]
+    fn collectives_of_which_no_kernel_told_in_time_have_not_begun() {
+        let of = |kernels| states(kernels, Value::Null);
+        assert_eq!(of(json!([run(0), run(1), run(2)])), ["completed"; 3]);
+        assert_eq!(of(json!([run(0), run(1)])), ["completed", "completed", "scheduled"]);
+        assert_eq!(of(json!([run(2)])), ["completed"; 3]);
+        assert_eq!(of(json!([])), ["scheduled"; 3]);
+        // Another one told just before.
+        let mut graph = run(1);
+        (graph["call"], graph["begun_ns"]) = (Value::Null, (2 * SECOND - 1000).into());
+        assert_eq!(of(json!([run(0), graph])), ["completed", "completed", "scheduled"]);
     }
 }

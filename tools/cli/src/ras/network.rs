@@ -46,7 +46,9 @@ pub(super) struct Connection {
     /// True if there was too little to send for a higher rate to show, or if it was mostly the
     /// receiver that had no room.
     is_held: bool,
-    /// The time since the last answer, while data are sent again and again; else 0.
+    /// True while data are sent again and again.
+    is_unanswered: bool,
+    /// The time since anything came.
     silent_ms: u32,
 }
 
@@ -66,7 +68,8 @@ impl Connection {
             round_trip_us: word(68)?,
             rate: long(160)?,
             is_held: info.get(7)? & 1 != 0 || long(176)? > long(168)? / 2,
-            silent_ms: if *info.get(2)? < UNANSWERED { 0 } else { word(56)? },
+            is_unanswered: *info.get(2)? >= UNANSWERED,
+            silent_ms: word(52)?.min(word(56)?),
         })
     }
 }
@@ -173,25 +176,35 @@ struct Way {
     round_trip_us: u32,
     rate: u64,
     is_held: bool,
+    is_unanswered: bool,
+    /// The time since anything came on any connection.
     silent_ms: u32,
     processes: Vec<u32>,
+}
+
+impl Way {
+    fn is_cut(&self) -> bool {
+        self.is_unanswered && self.silent_ms >= SILENT_MS
+    }
 }
 
 /// Returns the ways to other hosts that are cut, lose data, or carry far less than the others.
 pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
     let mut ways: BTreeMap<(IpAddr, IpAddr), Way> = BTreeMap::new();
     for (process, of) in connections {
-        let way = ways.entry((of.from, of.to)).or_default();
+        let none = || Way { silent_ms: u32::MAX, ..Way::default() };
+        let way = ways.entry((of.from, of.to)).or_insert_with(none);
         way.sent_bytes += of.sent_bytes;
         way.again_bytes += of.again_bytes;
         way.round_trip_us = way.round_trip_us.max(of.round_trip_us);
-        way.silent_ms = way.silent_ms.max(of.silent_ms);
+        way.is_unanswered |= of.is_unanswered;
+        way.silent_ms = way.silent_ms.min(of.silent_ms);
         if of.rate > way.rate {
             (way.rate, way.is_held) = (of.rate, of.is_held);
         }
         way.processes.push(process.pid);
     }
-    ways.retain(|_, way| way.sent_bytes >= SENT_BYTES || way.silent_ms >= SILENT_MS);
+    ways.retain(|_, way| way.sent_bytes >= SENT_BYTES || way.is_cut());
     let mut rates: Vec<u64> = ways.values().map(|way| way.rate).collect();
     rates.sort_unstable();
     let usual = rates.get(rates.len() / 2).copied().filter(|_| rates.len() >= WAYS);
@@ -199,9 +212,8 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
     let verdict = |((from, to), way): (&(IpAddr, IpAddr), &mut Way)| {
         let share = way.again_bytes as f64 / way.sent_bytes as f64;
         let mbytes = |bytes: u64| bytes as f64 / 1e6;
-        let is_silent = way.silent_ms >= SILENT_MS;
         let fact = match usual {
-            _ if is_silent => {
+            _ if way.is_cut() => {
                 let silent = span(u64::from(way.silent_ms) * 1_000_000);
                 format!("is cut: no answer has come for {silent}, and data are sent again")
             }
@@ -226,7 +238,7 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
             span(u64::from(way.round_trip_us) * 1000),
             pids.join(", ")
         );
-        let cause = if is_silent { Cause::SilentLink } else { Cause::SlowLink };
+        let cause = if way.is_cut() { Cause::SilentLink } else { Cause::SlowLink };
         Some(Verdict { cause, comm: 0, ranks: Vec::new(), text })
     };
     ways.iter_mut().filter_map(verdict).collect()
@@ -262,7 +274,8 @@ mod tests {
             round_trip_us: 300,
             rate,
             is_held: false,
-            silent_ms: 0,
+            is_unanswered: false,
+            silent_ms: 5000,
         }
     }
 
@@ -297,8 +310,21 @@ mod tests {
     #[test]
     fn a_way_on_which_no_answer_comes_is_cut_however_little_was_sent() {
         let process = process(7);
-        let silent = |host, silent_ms| (&process, Connection { silent_ms, ..to(host, 90, 10, 9) });
-        let [text] = &texts(&[silent(2, 1400), silent(3, 999)])[..] else { panic!("one") };
+        let way = |host, is_unanswered, silent_ms| {
+            let of = Connection { is_unanswered, silent_ms, ..to(host, 90, 10, 9) };
+            (&process, of)
+        };
+        let idle = |host| way(host, false, 9000);
+        let all = [
+            way(2, true, 1400),
+            idle(2),
+            way(3, true, 999),
+            // Another connection of the way hears something.
+            way(4, true, 2000),
+            way(4, false, 10),
+            idle(5),
+        ];
+        let [text] = &texts(&all)[..] else { panic!("one") };
         let begin = "the connection from node1 (192.0.2.1) to 192.0.2.2 is cut: no answer has come \
                      for 1.4 s, and data are sent again, round trip 0.3 ms, process 7: look at ";
         assert!(text.starts_with(begin), "{text}");

@@ -47,7 +47,7 @@ const METRICS: [Metric; 8] = [
         name: "oxccl_bandwidth_bytes_per_second",
         of_type: "gauge",
         meaning: "Bytes of a block by the time from beginning to end, over the latest operations; \
-                  in host memory.",
+                  on GPUs, over those of which kernels tell.",
         values: |_, rank| bandwidths(rank),
     },
     Metric {

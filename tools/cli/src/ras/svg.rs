@@ -170,7 +170,7 @@ fn field(member: &Member<'_>, number: u64) -> RGBColor {
     if number >= rank.collectives {
         return MISSING;
     }
-    match member.collective(number).map(|op| state(rank, op)) {
+    match member.collective(number).map(|op| state(member.process, rank, op)) {
         Some("completed") | None => DONE,
         Some("started") => INSIDE,
         Some(_) => CALLED,

@@ -100,8 +100,7 @@ pub(super) fn spawn(host: &str, part: Part, options: &Options, id: &UniqueId) ->
     let own = std::env::current_exe();
     let folder = std::env::current_dir();
     let (own, folder) = own.and_then(|own| Ok((own, folder?))).map_err(failed("this program"))?;
-    let mut words: Vec<OsString> = vec!["cd".into(), folder.into(), "&&".into()];
-    words.extend(["exec", "env"].map(OsString::from));
+    let mut words = ["exec", "env"].map(OsString::from).to_vec();
     words.extend(std::env::vars_os().filter_map(|(name, value)| {
         let text = name.to_string_lossy();
         let goes = FORWARDED.iter().any(|prefix| text.starts_with(prefix));
@@ -121,8 +120,11 @@ pub(super) fn spawn(host: &str, part: Part, options: &Options, id: &UniqueId) ->
     }
     words.push("--".into());
     words.extend(options.program.iter().cloned());
+    let mut line = quoted(&["cd".into(), folder.into()]);
+    line.push("&& ");
+    line.push(quoted(&words));
     let mut command = Command::new(&options.ssh);
-    command.arg(host).arg(quoted(&words)).stdin(Stdio::piped()).process_group(0);
+    command.arg(host).arg(line).stdin(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(failed(&options.ssh.to_string_lossy()))?;
     let id = launch::hex(&id.encode());
     if let Some(input) = &mut child.stdin {
@@ -141,10 +143,6 @@ fn failed(path: &str) -> impl Fn(std::io::Error) -> Error {
 fn quoted(words: &[OsString]) -> OsString {
     let mut line = Vec::new();
     for word in words {
-        if word == "&&" {
-            line.extend_from_slice(b"&& ");
-            continue;
-        }
         line.push(b'\'');
         for byte in word.as_bytes() {
             match byte {
@@ -191,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_shell_reads_the_words_as_they_are() {
-        let words = ["printf", "<%s>", "a b", "it's", "$HOME `x` \"y\"", "", "&&x", "\\", "é\n"];
+        let words = ["printf", "<%s>", "a b", "it's", "$HOME `x` \"y\"", "", "&&", "\\", "é\n"];
         let line = quoted(&words.map(OsString::from));
         let output = Command::new("sh").arg("-c").arg(line).output().expect("a shell");
         let expected: String = words[2..].iter().map(|word| format!("<{word}>")).collect();

@@ -42,12 +42,15 @@ pub(in crate::doctor) fn judge(ranks: &[OfRank]) -> Option<Check> {
     })
 }
 
-/// Returns which ranks are given which value of a variable; `None` if all are given the same.
+/// Returns which ranks are given which value of a variable; `None` if all are given the same,
+/// wherever they have it from.
 fn difference(name: &str, ranks: &[OfRank]) -> Option<String> {
-    let value = |of: &OfRank| {
-        let given = of.variables.iter().find(|given| given.variable == name);
-        given.map(|given| format!("{} ({})", given.value, given.origin))
-    };
+    let given = |of: &OfRank| of.variables.iter().find(|given| given.variable == name).cloned();
+    let first = ranks.first().and_then(given).map(|given| given.value);
+    if ranks.iter().all(|of| given(of).map(|given| given.value) == first) {
+        return None;
+    }
+    let value = |of: &OfRank| given(of).map(|given| format!("{} ({})", given.value, given.origin));
     let mut values: BTreeMap<Option<String>, Vec<u32>> = BTreeMap::new();
     ranks.iter().for_each(|of| values.entry(value(of)).or_default().push(of.rank));
     let text = |(value, ranks): (&Option<String>, &Vec<u32>)| {
@@ -55,7 +58,7 @@ fn difference(name: &str, ranks: &[OfRank]) -> Option<String> {
         format!("{} on {whose} {}", value.as_deref().unwrap_or("not set"), list(ranks))
     };
     let texts: Vec<String> = values.iter().map(text).collect();
-    (texts.len() > 1).then(|| format!("{name} is {}", texts.join(", ")))
+    Some(format!("{name} is {}", texts.join(", ")))
 }
 
 #[cfg(test)]
@@ -87,6 +90,10 @@ mod tests {
              on ranks 0,2; NCCL_NET is not set on ranks 0-1, Socket (environment) on rank 2."
         );
         assert_eq!(judge(&[of(0, &[info])]), None);
+        let mut file = of(1, &[info]);
+        file.variables[0].origin = "nccl.conf:1".to_owned();
+        let same = judge(&[of(0, &[info]), file]).expect("a check");
+        assert_eq!(same.verdict, Verdict::Ok, "wherever it comes from");
     }
 
     #[test]
