@@ -317,8 +317,7 @@ typedef struct Run {
   uint64_t begun_ns;
   // [`Collective::call`].
   uint64_t call;
-  // The first word of its descriptor, and in the upper half the lower one of the number: each
-  // pair of words has it.
+  // The first word of its descriptor, and above it the lower half of the number.
   uint64_t what;
   // The second word.
   uint64_t count;
@@ -341,10 +340,9 @@ typedef struct Control {
   int32_t peer;
   // The step of the program.
   int32_t step;
-  // The number of the collective on the communicator or, outside of collectives, of those so far.
+  // The number of the collective; outside of collectives, of those so far.
   uint64_t operation;
-  // The first word of this rank's descriptor (`Descriptor::to_words`); [`NO_CALL`](super::NO_CALL)
-  // outside of collectives.
+  // The first word of this rank's descriptor; [`NO_CALL`](super::NO_CALL) for none.
   uint32_t own_what;
   // The first word of the peer's descriptor.
   uint32_t their_what;

@@ -312,10 +312,9 @@ pub struct Control {
     pub peer: i32,
     /// The step of the program.
     pub step: i32,
-    /// The number of the collective on the communicator or, outside of collectives, of those so far.
+    /// The number of the collective; outside of collectives, of those so far.
     pub operation: u64,
-    /// The first word of this rank's descriptor (`Descriptor::to_words`); [`NO_CALL`](super::NO_CALL)
-    /// outside of collectives.
+    /// The first word of this rank's descriptor; [`NO_CALL`](super::NO_CALL) for none.
     pub own_what: u32,
     /// The first word of the peer's descriptor.
     pub their_what: u32,
@@ -374,8 +373,7 @@ pub struct Run {
     pub begun_ns: u64,
     /// [`Collective::call`].
     pub call: u64,
-    /// The first word of its descriptor, and in the upper half the lower one of the number: each
-    /// pair of words has it.
+    /// The first word of its descriptor, and above it the lower half of the number.
     pub what: u64,
     /// The second word.
     pub count: u64,

@@ -163,8 +163,8 @@ pub(super) fn state(process: &Process, rank: &RankReport, op: &OperationReport) 
 }
 
 /// Returns the state of a collective on a GPU. A kernel that waits tells in which one it is; others
-/// tell when they begin and end, unless one has told so just before. Graphs that were launched since
-/// the last call of which a kernel told make it uncertain which call a kernel is in.
+/// tell when they begin and end, unless one has told so just before. Graphs that were launched
+/// since the last call of which a kernel told make it uncertain which call a kernel is in.
 fn state_on_gpu(process: &Process, rank: &RankReport, op: &OperationReport) -> &'static str {
     /// The time after a collective of which kernels told within which they tell of no other one,
     /// with the difference of the clocks; and the time until somebody has looked at what they told.

@@ -15,8 +15,9 @@ use std::sync::Arc;
 /// The longest slices between two ranks, in bytes, that travel in packets and in lines; larger ones
 /// travel in chunks (measured on two H100, docs/performance.md).
 const OF_TWO: (u64, u64) = (32 << 10, 8 << 20);
-/// The same among more ranks (measured on four H200, docs/performance.md): of what is only moved,
-const OF_MOVED: (u64, u64) = (128 << 10, 128 << 10);
+/// The same among more ranks (measured on four H200 and H100, docs/performance.md): of what is only
+/// moved,
+const OF_MOVED: (u64, u64) = (128 << 10, 512 << 10);
 /// of what is moved and passed on,
 const OF_PASSED_ON: (u64, u64) = (128 << 10, 512 << 10);
 /// of what is folded,
