@@ -64,6 +64,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if options.ranks == 0 || options.root >= options.ranks {
         return Err(Error::Options("the root has to be one of at least one rank".to_owned()));
     }
+    if let Some(rank) = options.program.filter(|&rank| rank >= options.ranks) {
+        let text =
+            format!("--program: rank {rank} of {}; expected a rank below that", options.ranks);
+        return Err(Error::Options(text));
+    }
     let is_host = match options.device {
         Some(kind) => kind == DeviceKind::Host,
         None => device::current()?.is_host(),
@@ -108,7 +113,7 @@ fn show(spec: Spec, options: &Options, topology: &Topology, mut policy: Policy) 
     if options.explain {
         print!("{}", explain::reasons(spec, options.bytes, topology, policy));
     }
-    if let Some(rank) = options.program.filter(|&r| r < options.ranks)
+    if let Some(rank) = options.program
         && let Some(choice) = select::choose(spec, options.bytes, topology, policy)
     {
         let plan = choice.any_memory.plan;

@@ -33,6 +33,11 @@ fn plans_of_all_collectives_are_shown_and_the_way_of_messages() {
         let head = format!("{kind} of 8 bytes{cut} from each of 2 ranks, all sharing");
         assert!(out.contains(&head), "{out}");
     }
+    let of_rank = |rank| ["plan", "all_reduce", "-n", "4", "--device", "host", "--program", rank];
+    let Ended { code, out, .. } = oxccl(&[], &of_rank("3"));
+    assert!(code == Some(0) && out.contains("program of rank 3 of "), "{out}");
+    let Ended { code, err, .. } = oxccl(&[], &of_rank("9"));
+    assert!(code == Some(1) && err.contains("rank 9 of 4; expected a rank below"), "{err}");
     let Ended { code, out, err } = oxccl(&[], &["plan", "sendrecv", "--device", "cuda"]);
     let line = out.lines().find(|line| line.contains("lines") && line.ends_with(" us"));
     assert!(code == Some(0) && line.is_some_and(|line| line.contains("messages")), "{out}{err}");

@@ -19,6 +19,14 @@ pub enum Error {
     /// A file that cargo did not build.
     #[error("cargo built no {0}")]
     NotBuilt(&'static str),
+    /// Files that need a newer glibc than was asked for.
+    #[error("--glibc {wanted}: what was built needs {needed}")]
+    Glibc {
+        /// The version that was asked for.
+        wanted: String,
+        /// The version that is needed.
+        needed: String,
+    },
     /// A prefix under which nothing is installed.
     #[error("nothing is installed there: {0} is missing; give the --prefix of install")]
     NotInstalled(PathBuf),
@@ -56,8 +64,19 @@ pub struct Options {
     pub rdma: bool,
     /// Oldest glibc that all of it runs with, as 2.28; needs cargo-zigbuild. Without this it is
     /// that of this machine.
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, value_name = "VERSION", value_parser = glibc_version)]
     pub glibc: Option<String>,
+}
+
+/// Returns a version of glibc as numbers.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Checks that a text is a version of glibc.
+pub fn glibc_version(text: &str) -> Result<String, &'static str> {
+    version(text).map(|_| text.to_owned()).ok_or("no version of glibc, as 2.28")
 }
 
 /// Checks that a folder lies below another one.
@@ -139,6 +158,15 @@ fn strip(prefix: &Path, libdir: &str) -> Result<(), Error> {
 /// Builds, and puts all that is installed below a folder.
 fn stage(root: &Path, options: &Options, prefix: &Path) -> Result<(), Error> {
     let built = build(root, &options.profile, options.glibc.as_deref())?;
+    if let Some(wanted) = &options.glibc {
+        let (major, minor) = glibc(&[&built.shared, &built.command])?;
+        if (major, minor) > version(wanted).unwrap_or_default() {
+            return Err(Error::Glibc {
+                wanted: wanted.clone(),
+                needed: format!("{major}.{minor}"),
+            });
+        }
+    }
     let libdir = &options.libdir;
     let lib = prefix.join(libdir);
     copy(&built.shared, &lib.join(SONAME))?;
@@ -243,7 +271,11 @@ fn run_cargo(
     let output = command.stderr(std::process::Stdio::inherit()).output();
     let output = output.map_err(|e| Error::Program(cargo.clone(), e.to_string()))?;
     if !output.status.success() {
-        return Err(Error::Program(cargo, output.status.to_string()));
+        let remedy = match subcommand {
+            "zigbuild" => "; --glibc needs cargo-zigbuild (pip install cargo-zigbuild ziglang)",
+            _ => "",
+        };
+        return Err(Error::Program(cargo, format!("{}{remedy}", output.status)));
     }
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.lines().flat_map(artifacts).collect())
@@ -376,6 +408,8 @@ mod tests {
         let options = read(&["--nccl-compat", "--prefix", "/a", "--profile", "dev"]);
         let options = options.expect("they are right");
         assert!(options.nccl_compat && options.prefix == Path::new("/a"));
+        let old = read(&["--prefix", "/a", "--glibc", "2.28"]).expect("they are right").glibc;
+        assert_eq!((old.as_deref(), version("2.28")), (Some("2.28"), Some((2, 28))));
         assert_eq!((options.profile.as_str(), options.libdir.as_str()), ("dev", "lib"));
         for (wrong, complaint) in [
             (&["--prefix"][..], "a value is required for '--prefix"),
@@ -384,6 +418,8 @@ mod tests {
             (&["--prefix", ""], "a value is required"),
             (&["--prefix", "/a", "--libdir", "../lib"], "below the prefix"),
             (&["--prefix", "/a", "--libdir", "/lib"], "below the prefix"),
+            (&["--prefix", "/a", "--glibc", "two"], "no version of glibc"),
+            (&["--prefix", "/a", "--glibc", "2.28", "--rdma"], "cannot be used with"),
         ] {
             let error = read(wrong).expect_err(complaint).to_string();
             assert!(error.contains(complaint), "{error}");

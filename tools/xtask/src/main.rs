@@ -40,7 +40,7 @@ enum Chore {
         profile: String,
         /// Oldest glibc that all of it runs with, as 2.28; needs cargo-zigbuild. Without this it is
         /// that of this machine.
-        #[arg(long, value_name = "VERSION")]
+        #[arg(long, value_name = "VERSION", value_parser = xtask::install::glibc_version)]
         glibc: Option<String>,
     },
     /// Writes the Go package as a module that `go get` fetches by a path, for a module proxy.
