@@ -32,7 +32,6 @@ __device__ inline void tell(const Rank& r, uint32_t fault, int peer, int step, u
   fence();
 }
 
-
 // The steps of waits that have none: within a collective, and outside of collectives.
 constexpr int NO_STEP = -1, OUTSIDE = -2;
 
@@ -66,7 +65,6 @@ __device__ inline bool hear_host(const Rank& r, uint64_t now) {
   if (c->abort) fail(r, FAULT_ABORTED, -1, -1);
   return true;
 }
-
 
 // Returns whether a peer has announced an operation; if so, what it called.
 __device__ inline bool announced(const Rank& r, int peer, uint64_t operation, uint64_t& count,
