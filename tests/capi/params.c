@@ -212,7 +212,8 @@ static void logging(const char *folder) {
   snprintf(pattern, sizeof pattern, "%s/%%%%-%%h-%%p.log", folder);
   snprintf(path, sizeof path, "%s/%%-%.200s-%d.log", folder, host, getpid());
   setenv("NCCL_DEBUG", "INFO", 1);
-  setenv("NCCL_DEBUG_SUBSYS", "^ENV", 1);
+  /* The service tells of itself whenever its thread comes to it. */
+  setenv("NCCL_DEBUG_SUBSYS", "^ENV,RAS", 1);
   setenv("NCCL_DEBUG_FILE", pattern, 1);
   ncclResetDebugInit();
   EXPECT(ncclGetUniqueId(&id), ncclSuccess, NULL);

@@ -91,33 +91,58 @@ fn serving(policy: Policy, of: impl Fn(Policy) -> Vec<Candidate>) -> Vec<Candida
     if selected.is_empty() { of(Policy { only: None, ..policy }) } else { selected }
 }
 
-/// Returns why a plan is chosen for any memory: where the time of each one goes by the cost model,
-/// what its busiest rank does, and for which sizes the same one is chosen. Empty where no plan
-/// serves.
+/// Returns why plans are chosen: where the time of each one goes by the cost model, what its
+/// busiest rank does, and for which sizes the same one is chosen for any memory. Of memory that all
+/// ranks map only what is chosen there, if it is another plan. Empty where no plan serves.
 pub fn reasons(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
-    let all = serving(policy, |policy| candidates(spec, bytes, topology, Memory::Any, policy));
-    let Some(first) = all.first() else { return String::new() };
-    let mut text = format!(" {} is chosen for any memory", first.plan.algorithm.name());
-    if let Some(next) = all.get(1) {
-        let less = (1.0 - first.cost_us / next.cost_us) * 100.0;
+    let Some(choice) = choose(spec, bytes, topology, policy) else { return String::new() };
+    let of = |memory| serving(policy, |policy| candidates(spec, bytes, topology, memory, policy));
+    let all = of(Memory::Any);
+    let mut text = reason(&choice.any_memory.plan, &all, "any memory");
+    text += &sizes(spec, bytes, topology, policy);
+    let detail = |of: &Candidate, memory| detail(of, memory, (bytes, topology));
+    all.iter().for_each(|candidate| text += &detail(candidate, Memory::Any));
+    let mapped = choice.mapped.map(|route| route.plan);
+    let windows = choice.engines.then_some((Memory::Windows, "memory in windows"));
+    let kinds = [Some((Memory::Mapped, "memory that all ranks map")), windows];
+    for (plan, (memory, title)) in mapped.iter().flat_map(|plan| {
+        let kinds = kinds.iter().flatten();
+        kinds.map(move |kind| (plan, *kind))
+    }) {
+        let all = of(memory);
+        text += &reason(plan, &all, title);
+        let chosen = all.iter().find(|candidate| candidate.plan == *plan);
+        chosen.iter().for_each(|candidate| text += &detail(candidate, memory));
+    }
+    text
+}
+
+/// Returns the line that tells which plan is chosen among some, and by how much.
+fn reason(chosen: &Plan, all: &[Candidate], title: &str) -> String {
+    let mut text = format!(" {} is chosen for {title}", chosen.algorithm.name());
+    let own = all.iter().find(|candidate| candidate.plan == *chosen);
+    let next = all.iter().find(|candidate| candidate.plan != *chosen);
+    if let Some((own, next)) = own.zip(next) {
+        let less = (1.0 - own.cost_us / next.cost_us) * 100.0;
         let name = next.plan.algorithm.name();
         let _ = write!(text, ": by the cost model it takes {less:.0} % less than {name}");
     }
-    text += ".\n";
-    text += &sizes(spec, bytes, topology, policy);
-    for Candidate { plan, carrier, cost_us } in &all {
-        let model = match carrier {
-            Carrier::Lines => topology.model.lines(&spec, is_chain(plan)),
-            _ => topology.model,
-        };
-        let fixed_us = select::cost_us(plan, 1, topology, Memory::Any).min(*cost_us);
-        let name = plan.algorithm.name();
-        let bytes_us = cost_us - fixed_us;
-        let _ = writeln!(text, "  {name:<16} {fixed_us:.2} us for any size + {bytes_us:.2} us");
-        let busiest = (0..spec.nranks).map(|rank| Work::of(plan, rank, bytes, &model));
-        if let Some(work) = busiest.max_by_key(Work::bytes) {
-            let _ = writeln!(text, "  {:<16} {}", "", work.text());
-        }
+    text + ".\n"
+}
+
+/// Returns where the time of a plan goes, and what its busiest rank does.
+fn detail(of: &Candidate, memory: Memory, (bytes, topology): (u64, &Topology)) -> String {
+    let Candidate { plan, carrier, cost_us } = of;
+    let model = match carrier {
+        Carrier::Lines => topology.model.lines(&plan.spec, is_chain(plan)),
+        _ => topology.model,
+    };
+    let fixed_us = select::cost_us(plan, 1, topology, memory).min(*cost_us);
+    let (name, bytes_us) = (plan.algorithm.name(), cost_us - fixed_us);
+    let mut text = format!("  {name:<16} {fixed_us:.2} us for any size + {bytes_us:.2} us\n");
+    let busiest = (0..plan.spec.nranks).map(|rank| Work::of(plan, rank, bytes, &model));
+    if let Some(work) = busiest.max_by_key(Work::bytes) {
+        let _ = writeln!(text, "  {:<16} {}", "", work.text());
     }
     text
 }

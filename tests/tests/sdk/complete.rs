@@ -68,13 +68,13 @@ const PYTHON: Exceptions = &[
 ];
 
 const RUST: Exceptions = &[
-    ("ncclCommCuDevice", "communicators are on the host"),
+    ("ncclCommCuDevice", "the stream of a communicator on a GPU tells it"),
     ("ncclCommFinalize", "close completes all operations"),
     ("ncclCommMemStats", "NCCL_DEBUG=INFO tells it"),
     ("ncclGetErrorString", "oxcclLastError has a better text"),
     ("ncclGetVersion", "the library is a part of the program, which cargo knows the version of"),
-    ("oxcclCommByCopyEngines", "communicators are on the host"),
-    ("oxcclDeviceCount", "communicators are on the host"),
+    ("oxcclCommByCopyEngines", "windows, which they serve, are in host memory"),
+    ("oxcclDeviceCount", "cudarc counts GPUs"),
     ("oxcclEventCreate", "a scope waits for all of its operations"),
     ("oxcclEventDestroy", "as oxcclEventCreate"),
     ("oxcclEventElapsedTime", "as oxcclEventCreate"),

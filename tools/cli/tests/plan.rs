@@ -105,6 +105,12 @@ fn plans_are_explained_and_variables_listed() {
     assert!(code == Some(0) && is_shown, "{out}");
     assert!(out.contains(" is chosen for any memory: by the cost model it takes "), "{out}");
     assert!(out.contains(" For other sizes: "), "{out}");
+    let explain = ["plan", "all_reduce", "-n", "4", "-b", "1M", "--device", "host", "--explain"];
+    let Ended { out, .. } = oxccl(&[], &explain);
+    let mapped = " is chosen for memory that all ranks map: by the cost model it takes ";
+    let (_, after) = out.split_once(mapped).expect("the other memory is explained, too");
+    let lines: Vec<&str> = after.lines().take(3).collect();
+    assert!(lines[1].contains(" us for any size + ") && lines[2].contains("reads "), "{out}");
     let Ended { code, out, .. } = oxccl(&[], &["env"]);
     assert!(code == Some(0) && out.contains("NCCL_SOCKET_IFNAME"), "{out}");
     let Ended { code, err, .. } = oxccl(&[("OXCCL_DEVICE", "gpu")], &["env", "--changed"]);
