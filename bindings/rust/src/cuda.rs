@@ -34,7 +34,7 @@ use std::ffi::c_void;
 use std::ops::Deref;
 use std::ptr::without_provenance_mut;
 use std::ptr::{null, null_mut, with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 // SAFETY: one byte, of which every pattern is valid.
@@ -71,8 +71,9 @@ impl From<DriverError> for Error {
 pub struct Comm {
     comm: crate::Comm,
     stream: Arc<CudaStream>,
-    /// Waits for earlier uses of slices that a graph will use.
-    before: Arc<CudaStream>,
+    /// Waits for earlier uses of slices that a graph will use; made for the first one, as `cudarc`
+    /// keeps the order of streams only where there are several.
+    before: OnceLock<Arc<CudaStream>>,
 }
 
 /// Making, asking and ending communicators.
@@ -136,7 +137,7 @@ impl Comm {
         With { comm: self, options: self.comm.with(options) }
     }
 
-    /// Registers memory with this communicator, as [`crate::Comm::register`] does: the slice of one
+    /// Registers memory with this communicator, as [`crate::Comm::register`] does; it lies in one
     /// allocation. What a plan gains by it, `oxccl plan` tells. The registration ends when what it
     /// returns is dropped. Blocks: never.
     pub fn register<'a, T: Element, S: DevicePtrMut<T>>(
@@ -205,8 +206,7 @@ impl Comm {
     }
 
     fn of(comm: crate::Comm, stream: &Arc<CudaStream>) -> Result<Self> {
-        let before = stream.context().new_stream()?;
-        Ok(Self { comm, stream: stream.clone(), before })
+        Ok(Self { comm, stream: stream.clone(), before: OnceLock::new() })
     }
 
     fn raw(&self) -> cudaStream_t {
@@ -279,6 +279,8 @@ pub struct Group<'g> {
     guards: RefCell<Vec<SyncOnDrop<'g>>>,
     /// The stream that is captured, and the one that waits for earlier uses of the slices.
     captured: Option<(&'g Arc<CudaStream>, &'g CudaStream)>,
+    /// The streams of its calls, unless they are captured.
+    streams: RefCell<Vec<&'g CudaStream>>,
 }
 
 impl<'g> Group<'g> {
@@ -286,11 +288,13 @@ impl<'g> Group<'g> {
     /// stream is captured and this group is not, or the other way round.
     fn enter(&self, comm: &'g Comm) -> Result<&'g CudaStream> {
         let wrong = |text: &str| Err(Error::new(Code::InvalidUsage, text.to_owned()));
-        let none = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         comm.stream.context().bind_to_thread()?;
         match self.captured {
-            None if comm.stream.capture_status()? == none => Ok(&comm.stream),
-            None => wrong("the stream is captured; capture operations by Comm::capture"),
+            None => {
+                refuse_capture(&comm.stream)?;
+                self.streams.borrow_mut().push(&comm.stream);
+                Ok(&comm.stream)
+            }
             Some((stream, before)) if Arc::ptr_eq(stream, &comm.stream) => Ok(before),
             Some(_) => wrong("the communicator has another stream than the one that is captured"),
         }
@@ -324,9 +328,22 @@ impl<'g> On<'_, 'g> {
 /// make the calls of several GPUs. If the function fails or panics, nothing is launched. Blocks:
 /// never.
 pub fn group<'g, R>(f: impl FnOnce(&Group<'g>) -> Result<R>) -> Result<R> {
-    let group = Group { guards: RefCell::default(), captured: None };
-    grouped("group", || f(&group))
+    let group = Group { guards: RefCell::default(), captured: None, streams: RefCell::default() };
+    grouped("group", || {
+        let value = f(&group)?;
+        // What is launched now would be captured.
+        group.streams.borrow().iter().try_for_each(|stream| refuse_capture(stream))?;
+        Ok(value)
+    })
     // Only now that all is queued the guards are dropped.
+}
+
+/// Fails if somebody else captures a stream: slices would be used after they are given back.
+fn refuse_capture(stream: &CudaStream) -> Result<()> {
+    let none = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let text = "the stream is captured; capture operations by Comm::capture";
+    let refused = || Error::new(Code::InvalidUsage, text.to_owned());
+    (stream.capture_status()? == none).then_some(()).ok_or_else(refused)
 }
 
 /// Operations that were captured by [`Comm::capture`].
@@ -341,6 +358,7 @@ impl Graph<'_> {
     /// Queues all operations on the communicator's stream. All ranks launch their graphs in the
     /// same order. Blocks: never.
     pub fn launch(&self) -> Result<()> {
+        refuse_capture(self.stream)?;
         // Without a graph nothing was captured.
         self.graph.as_ref().map_or(Ok(()), |graph| Ok(graph.launch()?))
     }
@@ -381,20 +399,55 @@ impl Comm {
         calls: impl FnOnce(&Group<'g>) -> Result<()>,
         run: impl FnOnce(&Graph<'_>) -> Result<R>,
     ) -> Result<R> {
-        let (mode, flags) = (
-            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-            CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
-        );
-        let captured = Some((&self.stream, &*self.before));
-        let group = Group { guards: RefCell::default(), captured };
-        self.stream.begin_capture(mode)?;
-        let called = grouped("capture", || calls(&group));
-        let graph = self.stream.end_capture(flags);
-        called?;
+        let before = self.before()?;
+        let captured = Some((&self.stream, before));
+        let group = Group { guards: RefCell::default(), captured, streams: RefCell::default() };
+        let mut capture = Capture::begin(&self.stream)?;
+        let called = grouped("capture", || calls(&group)).and_then(|()| capture.end());
+        drop(capture);
+        let (graph, error) = match called {
+            Ok(graph) => (graph, None),
+            Err(error) => (None, Some(error)),
+        };
+        // Its end waits for what may have been launched though it should have been captured.
         let guards = group.guards.into_inner();
-        let graph = Graph { graph: graph?, stream: &self.stream, _guards: guards };
-        self.before.synchronize()?;
+        let graph = Graph { graph, stream: &self.stream, _guards: guards };
+        error.map_or(Ok(()), Err)?;
+        before.synchronize()?;
         run(&graph)
+    }
+
+    /// Returns the stream that waits for earlier uses of slices.
+    fn before(&self) -> Result<&CudaStream> {
+        if let Some(before) = self.before.get() {
+            return Ok(before);
+        }
+        let new = self.stream.context().new_stream()?;
+        Ok(self.before.get_or_init(|| new))
+    }
+}
+
+/// The capture of a stream, which ends with this value: also after an error or a panic.
+struct Capture<'a>(Option<&'a Arc<CudaStream>>);
+
+impl<'a> Capture<'a> {
+    fn begin(stream: &'a Arc<CudaStream>) -> Result<Self> {
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        Ok(Self(Some(stream)))
+    }
+
+    /// Ends it; returns what was captured, `None` for nothing.
+    fn end(&mut self) -> Result<Option<CudaGraph>> {
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let ended = self.0.take().map(|stream| stream.end_capture(flags));
+        Ok(ended.transpose()?.flatten())
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        // After an error of the calls, what was captured is not wanted.
+        let _ = self.end();
     }
 }
 

@@ -122,7 +122,7 @@ fn calls_have_options_and_are_captured_and_memory_is_registered() {
         const LARGE: usize = 4 << 20;
         let mut mine = stream.clone_htod(&vec![rank as f32; LARGE])?;
         let mut all = stream.alloc_zeros::<f32>(LARGE * size)?;
-        let before = comm.in_place()?;
+        comm.in_place()?;
         {
             let (mine, mut all) = (comm.register(&mut mine)?, comm.register(&mut all)?);
             for _ in 0..20 {
@@ -132,7 +132,6 @@ fn calls_have_options_and_are_captured_and_memory_is_registered() {
             let last = stream.clone_dtoh(&*all)?;
             assert!((0..size).all(|r| last[r * LARGE] == r as f32));
         }
-        assert!(comm.in_place()? >= before);
 
         stream.memcpy_htod(&[rank as f32; 1000], &mut x)?;
         let mut all = stream.alloc_zeros::<f32>(1000 * size)?;

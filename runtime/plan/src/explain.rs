@@ -122,7 +122,9 @@ fn reason(chosen: &Plan, all: &[Candidate], title: &str) -> String {
     let mut text = format!(" {} is chosen for {title}", chosen.algorithm.name());
     let own = all.iter().find(|candidate| candidate.plan == *chosen);
     let next = all.iter().find(|candidate| candidate.plan != *chosen);
-    if let Some((own, next)) = own.zip(next) {
+    if let Some((own, next)) = own.zip(next)
+        && own.cost_us <= next.cost_us
+    {
         let less = (1.0 - own.cost_us / next.cost_us) * 100.0;
         let name = next.plan.algorithm.name();
         let _ = write!(text, ": by the cost model it takes {less:.0} % less than {name}");

@@ -128,12 +128,15 @@ impl Section {
         let told = runs.iter().flatten().map(|run| run.ended_ns.unwrap_or(run.begun_ns));
         // Nobody else reads it.
         let (Some(told_ns), Some(scale)) = (told.max(), file::monotonic()) else { return };
-        let calls = runs.iter().flatten().filter_map(|run| self.called_before(run, &scale));
+        let places = || self.kernels.iter().zip(runs);
+        let changed = || places().filter_map(|(words, run)| Some((words, words.read(), (*run)?)));
+        // What old calls say of the clocks was heard when they were new.
+        let new = changed().filter(|(_, known, run)| known.map(|k| k.number) != Some(run.number));
+        let calls = new.filter_map(|(_, _, run)| self.called_before(&run, &scale));
         let offset_ns = clock.hear(clock_ns(CLOCK_MONOTONIC), told_ns, calls);
         self.gpu_clock.store(offset_ns as u64, Ordering::Relaxed);
-        for (words, run) in self.kernels.iter().zip(runs) {
-            run.iter().for_each(|run| words.write(run));
-        }
+        let changed = changed().filter(|(_, known, run)| *known != Some(*run));
+        changed.for_each(|(words, _, run)| words.write(&run));
     }
 
     /// Returns by how much the call of a collective, by the host's clock, was ahead of its

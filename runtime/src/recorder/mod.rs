@@ -281,7 +281,7 @@ impl Section {
     /// if none has said so lately.
     pub fn kernel_waits_in(&self) -> Option<(KernelCollective, i32)> {
         /// Kernels say so every half millisecond, and the monitor looks every 20 ms.
-        const LATELY_NS: u64 = 100_000_000;
+        const LATELY_NS: u64 = 25_000_000;
         let scale = file::monotonic()?;
         let waiting = read::awaited(&self.waiting, 0, &scale)?;
         let is_late = scale.last.1.saturating_sub(waiting.looked_ns) > LATELY_NS;
@@ -289,7 +289,10 @@ impl Section {
             return None;
         }
         let step = waiting.step.map_or(-1, |step| step as i32);
-        Some((waiting.collective?, step))
+        let collective = waiting.collective?;
+        let mut runs = self.kernels.iter().filter_map(kernels::Words::read);
+        let has_ended = runs.any(|run| run.number == collective.number && run.ended_ns.is_some());
+        (!has_ended).then_some((collective, step))
     }
 
     /// Records what a kernel has waited for, in which collective if it is in one, and for how long.

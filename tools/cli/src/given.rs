@@ -19,8 +19,8 @@ pub(crate) const OF_RANKS: [&str; 4] =
 /// Variables of the system that decide which libraries a process loads.
 const OF_LOADER: [&str; 2] = ["LD_LIBRARY_PATH", "LD_PRELOAD"];
 
-/// Returns the variables of the library that are given a value here, but those of single ranks, and
-/// those by which libraries are found.
+/// Returns the variables that are given a value here: those of the library, without those of single
+/// ranks, and those by which libraries are found.
 pub(crate) fn variables(config: &Config) -> Vec<Variable> {
     let given = config.report.settings.iter().filter(|s| s.origin != Origin::Default);
     let of_job = given.filter(|setting| !OF_RANKS.contains(&setting.variable.name));
@@ -30,7 +30,8 @@ pub(crate) fn variables(config: &Config) -> Vec<Variable> {
         origin: setting.origin.to_string(),
     });
     let of_loader = OF_LOADER.into_iter().filter_map(|name| {
-        let value = std::env::var_os(name)?.to_string_lossy().into_owned();
+        let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
+        let value = value.to_string_lossy().into_owned();
         Some(Variable { variable: name.to_owned(), value, origin: "environment".to_owned() })
     });
     of_job.chain(of_loader).collect()

@@ -299,14 +299,14 @@ fn under_a_launcher_its_ranks_exchange_data_and_the_first_one_reports() {
 #[test]
 fn a_variable_that_one_rank_of_a_host_lacks_is_found() {
     let mut command = timed(OXCCL);
-    let script = "[ $OXCCL_RANK = 1 ] && export LD_PRELOAD= || export NCCL_DEBUG=WARN
+    let script = "[ $OXCCL_RANK = 1 ] && export LD_LIBRARY_PATH=/none || export NCCL_DEBUG=WARN
                   exec \"$0\" doctor";
     command.args(["run", "-n", "3", "--tag-output=no", "sh", "-c", script, OXCCL]);
-    let found = ended(command.env_remove("NCCL_DEBUG").env_remove("LD_PRELOAD"));
+    let found = ended(command.env_remove("NCCL_DEBUG").env("LD_LIBRARY_PATH", ""));
     let words = found.out.split_whitespace().collect::<Vec<_>>().join(" ");
-    let preload = "LD_PRELOAD is not set on ranks 0,2, (environment) on rank 1; ";
+    let path = "LD_LIBRARY_PATH is not set on ranks 0,2, /none (environment) on rank 1; ";
     let differ = "NCCL_DEBUG is not set on rank 1, WARN (environment) on ranks 0,2.";
-    assert!(words.contains(&format!("{preload}{differ}")), "{found:?}");
+    assert!(words.contains(&format!("{path}{differ}")), "{found:?}");
     assert_eq!(found.code, Some(0));
 }
 

@@ -159,7 +159,8 @@ fn strip(prefix: &Path, libdir: &str) -> Result<(), Error> {
 fn stage(root: &Path, options: &Options, prefix: &Path) -> Result<(), Error> {
     let built = build(root, &options.profile, options.glibc.as_deref())?;
     if let Some(wanted) = &options.glibc {
-        let (major, minor) = glibc(&[&built.shared, &built.command])?;
+        let Built { shared, net, tuner, profiler, command, .. } = &built;
+        let (major, minor) = glibc(&[shared, net, tuner, profiler, command].map(|f| &**f))?;
         if (major, minor) > version(wanted).unwrap_or_default() {
             return Err(Error::Glibc {
                 wanted: wanted.clone(),
@@ -271,9 +272,10 @@ fn run_cargo(
     let output = command.stderr(std::process::Stdio::inherit()).output();
     let output = output.map_err(|e| Error::Program(cargo.clone(), e.to_string()))?;
     if !output.status.success() {
-        let remedy = match subcommand {
-            "zigbuild" => "; --glibc needs cargo-zigbuild (pip install cargo-zigbuild ziglang)",
-            _ => "",
+        let is_there = || Command::new(&cargo).args([subcommand, "--help"]).output();
+        let remedy = match is_there().is_ok_and(|help| help.status.success()) {
+            true => "",
+            false => "; --glibc needs cargo-zigbuild (pip install cargo-zigbuild ziglang)",
         };
         return Err(Error::Program(cargo, format!("{}{remedy}", output.status)));
     }

@@ -90,6 +90,8 @@ impl Control {
     /// Records what kernels wait for, with ranks by their numbers in the communicator, which
     /// `named` returns. Calls no driver, which a launch may hold up.
     pub(super) fn record(&self, recorder: &Recorder, named: impl Fn(i32) -> i32) {
+        // One after the other: what two threads have read must not be mixed up.
+        let mut known = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         let words = self.words();
         let waits = Self::count(&words.waits);
         let (told, again) = (self.told(), self.told());
@@ -98,7 +100,6 @@ impl Control {
             let ((peer, step), collective, waited_ns) = told;
             recorder.kernel_waits((named(peer), step), collective, waited_ns);
         }
-        let mut known = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         let Runs { clock, latest } = &mut *known;
         let runs: Vec<_> = self.words().runs.iter().map(Self::run).collect();
         let newest = runs.iter().flatten().max_by_key(|run| run.number).copied();

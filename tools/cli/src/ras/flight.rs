@@ -3,6 +3,7 @@
 use oxccl_plan::{Collective, DataType};
 use oxccl_runtime::ras::job::{Comm, Member, communicators};
 use oxccl_runtime::recorder::Kind;
+use oxccl_runtime::recorder::read::ProcessState;
 use oxccl_runtime::recorder::read::{KernelReport, OperationReport, Process, RankReport};
 use serde::Serialize;
 use std::cmp::Ordering;
@@ -178,6 +179,12 @@ fn state_on_gpu(process: &Process, rank: &RankReport, op: &OperationReport) -> &
             let of = rank.operations.iter().find(|op| Some(op.number) == run.call)?;
             run.number.checked_sub(of.of_kind)
         });
+        if ahead.is_none() && inside.number >= rank.collectives {
+            // Graphs have run, and no call of which a kernel told is known any more.
+            let is_last = op.number.saturating_add(1) == rank.issued;
+            let is_it = is_last && op.descriptor == inside.descriptor;
+            return if is_it { "started" } else { "completed" };
+        }
         let number = op.of_kind.saturating_add(ahead.unwrap_or(0));
         return match number.cmp(&inside.number) {
             Ordering::Less => "completed",
@@ -190,9 +197,14 @@ fn state_on_gpu(process: &Process, rank: &RankReport, op: &OperationReport) -> &
         (_, Some(_)) => "completed",
         _ if is_past => "completed",
         (Some(_), None) => "started",
+        // Nobody looks there at what kernels tell.
+        _ if process.state == ProcessState::Stopped => "started",
         // Had it begun, a kernel would have told so.
         _ if process.read_ns.saturating_sub(op.called_ns) > UNSEEN_NS
-            && rank.kernels.last().is_none_or(|run| op.called_ns > run.begun_ns + UNTOLD_NS) =>
+            && rank
+                .kernels
+                .last()
+                .is_none_or(|run| op.called_ns > run.begun_ns.saturating_add(UNTOLD_NS)) =>
         {
             "scheduled"
         }
@@ -361,6 +373,8 @@ mod tests {
         assert_eq!(states(all.clone(), waits_in(7)), ["completed", "completed", "started"]);
         assert_eq!(states(all.clone(), waits_in(6)), ["completed", "started", "scheduled"]);
         assert_eq!(states(json!([]), waits_in(0)), ["started", "scheduled", "scheduled"]);
+        // After many collectives of graphs.
+        assert_eq!(states(json!([]), waits_in(1000)), ["completed", "completed", "started"]);
     }
 
     #[test]
