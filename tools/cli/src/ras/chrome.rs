@@ -103,20 +103,12 @@ fn us(ns: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sample;
     use super::*;
 
     /// A rank on a GPU that has called operations of a kind at 1, 2 and 3 µs, of which collectives
     /// ran from 4 µs on, as read after 9 µs.
     fn process(kind: &str, waiting: Value) -> Process {
-        let operation = |number: u64| {
-            json!({
-                "number": number, "kind": kind, "of_kind": number, "what": "all_reduce",
-                "bytes": 4, "peer": null, "sends": null, "transfers": 0, "stream": 1, "tag": 0,
-                "called_ns": 1000 * (number + 1), "begun_ns": null, "ended_ns": null,
-                "descriptor": { "what": 0, "count": 1 },
-            })
-        };
-        let operations = [0, 1, 2].map(operation);
         let run = |number: u64, ended_ns: Option<u64>| {
             let begun_ns = 4000 + 2000 * number;
             let (what, call) = ("broadcast", Some(number));
@@ -126,19 +118,7 @@ mod tests {
             ran.then_some(run)
         };
         let kernels: Vec<_> = [run(0, Some(5000)), run(1, None)].into_iter().flatten().collect();
-        let rank = json!({
-            "comm": 7, "name": "", "rank": 0, "nranks": 2, "gpu": 0, "device": 0,
-            "stage": "running", "begun_ns": 0, "issued": 3, "finished": 0, "collectives": 3,
-            "collectives_by_kind": [3, 0, 0, 0, 0, 0, 0, 0], "finalized": false,
-            "destroyed": false, "aborted": false, "waiting": waiting, "failure": "",
-            "failure_code": 0, "failure_source": "here", "operations": operations,
-            "kernels": kernels,
-        });
-        serde_json::from_value(json!({
-            "pid": 5, "host": "node1", "address": "", "command": "train", "state": "alive",
-            "read_ns": 9000, "clock_set_ns": 0, "ranks": [rank],
-        }))
-        .expect("a process")
+        sample::on_gpu(kind, (1000, 9000), &kernels.into(), &waiting)
     }
 
     /// The events of operations, each with its phase, beginning, length and row.

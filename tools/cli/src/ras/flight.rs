@@ -315,6 +315,7 @@ fn torch_name(dtype: DataType) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sample;
     use super::*;
     use serde_json::{Value, json};
 
@@ -323,28 +324,8 @@ mod tests {
     /// The states of three collectives that a rank on a GPU called, a second after each other, as
     /// read 10 s later; graphs replayed 5 before them.
     fn states(kernels: Value, waiting: Value) -> [&'static str; 3] {
-        let operation = |number: u64| {
-            json!({
-                "number": number, "kind": "collective", "of_kind": number, "what": "all_reduce",
-                "bytes": 4, "peer": null, "sends": null, "transfers": 0, "stream": 1, "tag": 0,
-                "called_ns": SECOND * (number + 1), "begun_ns": null, "ended_ns": null,
-                "descriptor": { "what": 0, "count": 1 },
-            })
-        };
-        let operations = [0, 1, 2].map(operation);
-        let rank = json!({
-            "comm": 7, "name": "", "rank": 0, "nranks": 2, "gpu": 0, "device": 0,
-            "stage": "running", "begun_ns": 0, "issued": 3, "finished": 0, "collectives": 3,
-            "collectives_by_kind": [3, 0, 0, 0, 0, 0, 0, 0], "finalized": false,
-            "destroyed": false, "aborted": false, "waiting": waiting, "failure": "",
-            "failure_code": 0, "failure_source": "here", "operations": operations,
-            "kernels": kernels,
-        });
-        let process: Process = serde_json::from_value(json!({
-            "pid": 5, "host": "node1", "address": "", "command": "train", "state": "alive",
-            "read_ns": 13 * SECOND, "clock_set_ns": 0, "ranks": [rank],
-        }))
-        .expect("a process");
+        let times = (SECOND, 13 * SECOND);
+        let process = sample::on_gpu("collective", times, &kernels, &waiting);
         let rank = &process.ranks[0];
         let states = rank.operations.iter().map(|op| state(&process, rank, op));
         states.collect::<Vec<_>>().try_into().expect("three")

@@ -4,6 +4,8 @@ mod chrome;
 mod flight;
 mod network;
 mod prometheus;
+#[cfg(test)]
+mod sample;
 mod svg;
 
 use crate::error::{Error, Result, say};
