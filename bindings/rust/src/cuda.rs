@@ -82,20 +82,20 @@ impl Comm {
     /// Blocks until all ranks have come, as [`crate::Comm::from_rank`] does.
     pub fn from_rank(stream: &Arc<CudaStream>, rank: usize, size: usize, id: Id) -> Result<Self> {
         let comm = crate::Comm::on(gpu_of(stream), rank, size, id)?;
-        Self::of(comm, stream)
+        Ok(Self::of(comm, stream))
     }
 
     /// Makes a communicator of the ranks with the same color, on the same stream, as
     /// [`crate::Comm::split`] does.
     pub fn split(&self, color: Option<usize>, key: i32) -> Result<Option<Self>> {
         let part = self.comm.split(color, key)?;
-        part.map(|comm| Self::of(comm, &self.stream)).transpose()
+        Ok(part.map(|comm| Self::of(comm, &self.stream)))
     }
 
     /// Makes a communicator without some ranks, on the same stream, as [`crate::Comm::shrink`]
     /// does.
     pub fn shrink(&self, exclude: &[usize], state: Shrink) -> Result<Self> {
-        Self::of(self.comm.shrink(exclude, state)?, &self.stream)
+        Ok(Self::of(self.comm.shrink(exclude, state)?, &self.stream))
     }
 
     /// Makes the id by which ranks join one growth of this communicator, as
@@ -106,14 +106,14 @@ impl Comm {
 
     /// Makes a communicator of more ranks, on the same stream, as [`crate::Comm::grow`] does.
     pub fn grow(&self, size: usize, id: Option<Id>) -> Result<Self> {
-        Self::of(self.comm.grow(size, id)?, &self.stream)
+        Ok(Self::of(self.comm.grow(size, id)?, &self.stream))
     }
 
     /// Makes the part of a rank that is new in a communicator that grows, as [`crate::Comm::join`]
     /// does.
     pub fn join(stream: &Arc<CudaStream>, rank: usize, size: usize, id: Id) -> Result<Self> {
         let comm = crate::Comm::join_on(gpu_of(stream), rank, size, id)?;
-        Self::of(comm, stream)
+        Ok(Self::of(comm, stream))
     }
 
     /// Returns the number of this rank.
@@ -205,8 +205,8 @@ impl Comm {
         self.comm.abort()
     }
 
-    fn of(comm: crate::Comm, stream: &Arc<CudaStream>) -> Result<Self> {
-        Ok(Self { comm, stream: stream.clone(), before: OnceLock::new() })
+    fn of(comm: crate::Comm, stream: &Arc<CudaStream>) -> Self {
+        Self { comm, stream: stream.clone(), before: OnceLock::new() }
     }
 
     fn raw(&self) -> cudaStream_t {
