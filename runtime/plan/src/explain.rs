@@ -102,16 +102,14 @@ pub fn reasons(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
     text += &sizes(spec, bytes, topology, policy);
     let detail = |of: &Candidate, memory| detail(of, memory, (bytes, topology));
     all.iter().for_each(|candidate| text += &detail(candidate, Memory::Any));
-    let mapped = choice.mapped.map(|route| route.plan);
+    let Some(mapped) = choice.mapped.map(|route| route.plan) else { return text };
     let windows = choice.engines.then_some((Memory::Windows, "memory in windows"));
-    let kinds = [Some((Memory::Mapped, "memory that all ranks map")), windows];
-    for (plan, (memory, title)) in mapped.iter().flat_map(|plan| {
-        let kinds = kinds.iter().flatten();
-        kinds.map(move |kind| (plan, *kind))
-    }) {
+    for (memory, title) in
+        [Some((Memory::Mapped, "memory that all ranks map")), windows].into_iter().flatten()
+    {
         let all = of(memory);
-        text += &reason(plan, &all, title);
-        let chosen = all.iter().find(|candidate| candidate.plan == *plan);
+        text += &reason(&mapped, &all, title);
+        let chosen = all.iter().find(|candidate| candidate.plan == mapped);
         chosen.iter().for_each(|candidate| text += &detail(candidate, memory));
     }
     text
