@@ -1,4 +1,4 @@
-//! What kernels tell of the collectives that they run, those of graphs included.
+//! Records of the collectives that kernels run, those of graphs included, and their times.
 
 use super::ticks::{Scale, clock_ns};
 use super::{Section, file};

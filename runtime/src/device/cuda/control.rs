@@ -18,7 +18,7 @@ pub(super) struct Control {
     runs: Mutex<Runs>,
 }
 
-/// What is known of the collectives that have run on the GPU.
+/// The collectives of which kernels have told, as far as they are recorded.
 #[derive(Default)]
 struct Runs {
     clock: GpuClock,
