@@ -209,6 +209,7 @@ fn late(rank: &Rank, memory: &Memory) -> Outcome {
     let last = rank.nranks - 1;
     for _ in 0..CALLS {
         if rank.rank == last {
+            // It is late, and waits for nobody.
             std::thread::sleep(Duration::from_millis(3));
         }
         ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)))?;
@@ -235,9 +236,9 @@ fn kernels_tell(rank: &Rank) -> Outcome {
         });
         let replays = runs.iter().filter(|run| run.call.is_none()).count();
         // The clocks are compared to some microseconds.
-        let late = |op: &OperationReport| Some(op.begun_ns? + 1_000_000 >= op.called_ns);
-        let late: Vec<bool> = report.operations.iter().filter_map(late).collect();
-        in_order && (4..64).contains(&replays) && !late.is_empty() && !late.contains(&false)
+        let follows = |op: &OperationReport| Some(op.begun_ns? + 1_000_000 >= op.called_ns);
+        let follow: Vec<bool> = report.operations.iter().filter_map(follows).collect();
+        in_order && (4..64).contains(&replays) && !follow.is_empty() && !follow.contains(&false)
     };
     loop {
         let own = process(proc, own_pid(proc)).ok_or("this process records nothing")?;
