@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use oxccl::cuda::{Comm, group};
 use oxccl::{CallOptions, Code, Id, ReduceOp, Shrink};
 use oxccl_tests::missing;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -25,8 +25,12 @@ fn gpus() -> usize {
     count as usize
 }
 
-/// Runs a function as a rank on each GPU.
+/// Runs a function as a rank on each GPU, for one test after the other: calls of CUDA that wait for
+/// all work of a GPU would wait there for kernels of another test, and the other way round on the
+/// next GPU.
 fn on_gpus(run: impl Fn(&Comm, &Arc<CudaStream>) -> Outcome + Sync) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (count, run) = (gpus(), &run);
     if count == 0 {
         return;
