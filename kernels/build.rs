@@ -25,7 +25,9 @@ fn arguments(archs: &str) -> Vec<String> {
     let archs: Vec<&str> = archs.split(',').map(str::trim).collect();
     let fixed = ["-fatbin", "-O3", "-std=c++17", "-fmad=false", "--compress-mode=size"];
     let mut arguments: Vec<String> = fixed.map(str::to_owned).to_vec();
-    arguments.extend(["-t", "0", "-Werror=all-warnings", "cuda/kernels.cu"].map(str::to_owned));
+    let parallel = ["-t", "0", "-split-compile", "0"];
+    arguments.extend(parallel.map(str::to_owned));
+    arguments.extend(["-Werror=all-warnings", "cuda/kernels.cu"].map(str::to_owned));
     arguments.extend(archs.iter().map(|a| format!("-gencode=arch=compute_{a},code=sm_{a}")));
     let last = archs.last().map(|a| format!("-gencode=arch=compute_{a},code=compute_{a}"));
     arguments.extend(last);

@@ -307,23 +307,28 @@ enum {
 // The offset in place of a slice that is not there.
 #define NO_SLICE UINT64_MAX
 
-// A collective that a kernel runs, or has run, as the first block tells the host: two words at a
-// time, in one store. Times are those of the GPU's clock. Kernels tell of a collective once in a
-// while: a store to the host makes a kernel end 0.8 µs later.
+// The bit of the numbers by which kernels tell of messages, which tells them from collectives.
+#define MESSAGES_BEGUN 4611686018427387904
+
+// A collective, or some messages, that a kernel runs, or has run, as the first block tells the
+// host: two words at a time, in one store. Times are those of the GPU's clock. Kernels tell once
+// in a while: a store to the host makes a kernel end 0.8 µs later.
 typedef struct Run {
-  // The number of the collective on the communicator, from 1; 0 for none.
+  // The number of the collective on the communicator, from 1; for messages
+  // [`MESSAGES_BEGUN`](super::MESSAGES_BEGUN) and a number of their own; 0 for none.
   uint64_t number;
   // The time at which it began, in ns.
   uint64_t begun_ns;
-  // [`Collective::call`].
+  // [`Collective::call`], or [`Exchange::call`](super::Exchange::call).
   uint64_t call;
-  // The first word of its descriptor, and above it the lower half of the number.
+  // The first word of its descriptor, or of the first message's, and above it the lower half of
+  // the number.
   uint64_t what;
   // The second word.
   uint64_t count;
   // The number once more.
   uint64_t of;
-  // The number of the collective once it has ended.
+  // The number once it has ended.
   uint64_t ended;
   // The time at which it ended, in ns.
   uint64_t ended_ns;
@@ -383,7 +388,7 @@ typedef struct Control {
   uint64_t waits;
   // Padding to lines of their own.
   uint64_t unused[6];
-  // The latest collectives of which kernels told, one after the other.
+  // The latest of which kernels told, one after the other.
   Run runs[RUNS];
 } Control;
 
@@ -614,6 +619,8 @@ typedef struct LineProgram {
 typedef struct Exchange {
   // The rank that calls.
   Rank rank;
+  // The number of the call among the rank's operations outside of graphs, from 1; 0 in a graph.
+  uint64_t call;
   // Lanes of each queue that this launch uses: one if all messages are small.
   uint32_t lanes;
   // Blocks of each queue, as many as lanes; in lines halves of blocks, of which each takes one
@@ -636,7 +643,7 @@ typedef struct Message {
   // The first word of the descriptor.
   uint32_t what;
   // Slots of lines that a unit of the message takes; 0 if it travels in chunks, or
-  // [`SLOT_OF_PACKETS`](super::SLOT_OF_PACKETS).
+  // [`SLOT_OF_PACKETS`].
   uint32_t slots;
   // The upper half of the numbers of the message's lines.
   uint32_t digest;
@@ -955,11 +962,11 @@ typedef struct Shared {
   uint64_t told_output;
   // The time, in ns, from which on the host's memory is to be looked at again.
   uint64_t next_look_ns;
-  // The number of the latest collective of which the host was told.
+  // The number of the latest collective, or messages, of which the host was told.
   uint64_t told;
-  // The number of collectives of which the host was told.
+  // The number of times that the host was told of some.
   uint64_t tellings;
-  // The time, in ns, from which on the host is told of a collective again.
+  // The time, in ns, from which on the host is told again.
   uint64_t next_telling_ns;
   // The longest time that a kernel may wait, in ns, as found in the host's memory.
   uint64_t limit_ns;

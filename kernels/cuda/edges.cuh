@@ -110,12 +110,12 @@ struct EdgeInterpreter {
   }
 
   // Waits for a message or a slot, and moves the data; a message without bytes is not sent.
-  __device__ bool pass(const EdgeStep& s) const {
+  __device__ bool pass(const EdgeStep& s, int index) const {
     bool sends = s.kind == STEP_SEND;
     uint64_t len, own_len;
     char* data = find(sends ? s.src : s.dst, len);
     if (len == 0) return true;
-    Label label{p.call.descriptor_what, p.call.descriptor_count, number};
+    Label label{p.call.descriptor_what, p.call.descriptor_count, number, index};
     LaneCounters* counted = lane_counters(rank(), s.peer * 2 + sends, blockIdx.x);
     Lane lane(rank(), s.peer, blockIdx.x, counted);
     if (sends) {
@@ -137,7 +137,7 @@ struct EdgeInterpreter {
     return true;
   }
 
-  __device__ bool step(const EdgeStep& s) const {
+  __device__ bool step(const EdgeStep& s, int index) const {
     sync_movers();
     uint64_t len;
     switch (s.kind) {
@@ -148,7 +148,7 @@ struct EdgeInterpreter {
         return true;
       }
       case STEP_FOLD: fold_blocks(s); return true;
-      default: return pass(s);
+      default: return pass(s, index);
     }
   }
 
@@ -166,7 +166,7 @@ struct EdgeInterpreter {
         if (threadIdx.x < HELD && mine < p.nsteps) held[threadIdx.x] = all[mine];
         sync_movers();
       }
-      if (!step(held[i - first])) return false;
+      if (!step(held[i - first], i)) return false;
     }
     return true;
   }

@@ -27,7 +27,7 @@ __device__ inline void copy_bytes(char* to, const char* from, uint64_t len) {
 
 // Carries a lane's part of a message, slot by slot; a message without bytes takes a slot, too.
 __device__ inline bool carry(Lane& lane, const Message& m, bool sends) {
-  Label label{m.what, m.bytes, 0};
+  Label label{m.what, m.bytes, 0, OUTSIDE};
   uint64_t at = 0, last = m.bytes, room = lane.slot_bytes();
   int lanes = lane.between_hosts() ? lane.rank.net_lanes : lane.rank.lanes;
   if (m.bytes > SMALL_MESSAGE_BYTES && lanes > 1) {
@@ -65,9 +65,11 @@ __device__ inline void run_exchange(const Messages& all) {
   int queue = exchange.queues[index];
   bool sends = queue & 1;
   LaneCounters* own = lane_counters(r, queue, lane);
+  Begin begin;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
+    if (blockIdx.x == 0) begin = begin_messages(r, exchange.call, all.messages[0]);
   } else {
     Lane run(r, queue / 2, lane, own);
     for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
@@ -76,6 +78,7 @@ __device__ inline void run_exchange(const Messages& all) {
     if (threadIdx.x == 0) run.leave(own);
   }
   __syncthreads();
+  end_together(r, begin);
   if (threadIdx.x == 0) leave(own);
 }
 

@@ -7,7 +7,7 @@
 #include "interpret.cuh"
 #include "messages.cuh"
 #include "more_chunks.cuh"
-#include "more_lines.cuh"
 #include "more_packets.cuh"
+#include "more_slots.cuh"
 #include "one_sided.cuh"
 #include "packets.cuh"

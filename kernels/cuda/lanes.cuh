@@ -9,12 +9,13 @@
 
 namespace oxccl {
 
-// The words of the descriptor of a message, the same at both ends of a lane, and the number of its
-// collective; 0 for others.
+// The words of the descriptor of a message, the same at both ends of a lane, the number of its
+// collective, and the step there; 0 and `OUTSIDE` for others.
 struct Label {
   uint32_t what;
   uint64_t count;
   uint64_t number;
+  int step;
 };
 
 // The mark of an arrival, as `mark_of` in `network.rs`: one word tells that a message is there, and
@@ -93,7 +94,8 @@ struct Lane {
   // One thread waits for all; false when what they wait for will not come.
   template <typename Ready>
   __device__ bool wait(const Label& label, Ready ready) const {
-    return !any_mover(threadIdx.x == 0 && !await(rank, peer, label.what, label.count, ready));
+    return !any_mover(threadIdx.x == 0 &&
+                      !await(rank, peer, label.step, label.what, label.count, ready));
   }
 
   // Waits for a free slot, and returns its memory; null when there will be none.

@@ -725,7 +725,7 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
   __syncthreads();
   // What the warps of this block waited for is compared with the announcements of this collective.
   if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 32) {
-    count_operation(r, begin.operation);
+    count_operation(r, begin.number);
     if (users == 0) unmark_among(&common(r)->line_users, LINE_COLLECTIVE);
   }
   end_together(r, begin);

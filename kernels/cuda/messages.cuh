@@ -108,11 +108,13 @@ __device__ inline void run_lane(const Messages& all, int index, int lane) {
   int thread = threadIdx.x % MESSAGE_THREADS, first_warp = threadIdx.x / 32 - thread / 32;
   if (thread < MESSAGE_WARPS) begin_progress(first_warp + thread, true);
   Telling telling = telling_of(tells, peer, channel);
+  Begin begin;
   sync_half();
   if (thread / 32 == MESSAGE_WARPS) {
     LineCounters* first = line_counters(r, channel, peer);
     uint32_t* busy = sends ? &first->putting : &first->taking;
     uint32_t running = mark(busy), users = mark_among(&common(r)->line_users, 1);
+    if (index == 0 && lane == 0) begin = begin_messages(r, exchange.call, all.messages[0]);
     refuse(r, running != 0 || (users & LINE_COLLECTIVE) != 0);
     if (tells) tell_arrivals(r, telling, first_warp);
   } else {
@@ -128,6 +130,7 @@ __device__ inline void run_lane(const Messages& all, int index, int lane) {
     }
   }
   sync_half();
+  if (thread % 32 == 0) begin.end(r);
   if (thread == 0) {
     LineCounters* first = line_counters(r, channel, peer);
     *const_cast<volatile uint32_t*>(sends ? &first->putting : &first->taking) = 0;

@@ -99,4 +99,39 @@ __device__ inline bool fold_all(const LineProgram& p, Load load, V& result) {
   return true;
 }
 
+// Gets the next slots of those of `peers` that follow `begin`; false when one will not come. What
+// `beside` returns for a peer lives as long as that one is waited for.
+template <int N, typename Beside>
+__device__ inline bool await_packets(EdgeEnds& ends, uint32_t peers, int begin, uint4 (&v)[N],
+                                     Beside beside) {
+  auto awaits = [&](int i) { return (peers >> (begin + i) & 1) != 0; };
+  EdgeEnds::Next next = ends.next(false);
+  const char* place[N];
+  uint32_t number[N];
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    if (awaits(i)) place[i] = next.place(begin + i), number[i] = next.number_of(begin + i);
+#pragma unroll 1
+  for (int looks = 0; looks < FAST_LOOKS; looks++) {
+    bool here = true;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      if (!awaits(i)) continue;
+      Packets packets(place[i], number[i], ends.digest);
+      v[i] = packets.data;
+      here &= packets.here;
+    }
+    if (__all_sync(~0u, here)) return true;
+  }
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    if (!awaits(i)) continue;
+    [[maybe_unused]] auto header = beside(begin + i);
+    Packets packets = wait_packets(ends.r, begin + i, place[i], number[i], ends.digest);
+    if (!__all_sync(~0u, packets.here)) return false;
+    v[i] = packets.data;
+  }
+  return true;
+}
+
 }  // namespace oxccl

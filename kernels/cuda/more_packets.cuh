@@ -50,38 +50,6 @@ __device__ inline void begin_channel(const LineProgram& p, int index) {
   }
 }
 
-// Gets the next slots of those of `peers` that follow `begin`; false when one will not come.
-template <int N>
-__device__ inline bool await_packets(EdgeEnds& ends, uint32_t peers, int begin, uint4 (&v)[N]) {
-  auto awaits = [&](int i) { return (peers >> (begin + i) & 1) != 0; };
-  EdgeEnds::Next next = ends.next(false);
-  const char* place[N];
-  uint32_t number[N];
-#pragma unroll
-  for (int i = 0; i < N; i++)
-    if (awaits(i)) place[i] = next.place(begin + i), number[i] = next.number_of(begin + i);
-#pragma unroll 1
-  for (int looks = 0; looks < FAST_LOOKS; looks++) {
-    bool here = true;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-      if (!awaits(i)) continue;
-      Packets packets(place[i], number[i], ends.digest);
-      v[i] = packets.data;
-      here &= packets.here;
-    }
-    if (__all_sync(~0u, here)) return true;
-  }
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    if (!awaits(i)) continue;
-    Packets packets = wait_packets(ends.r, begin + i, place[i], number[i], ends.digest);
-    if (!__all_sync(~0u, packets.here)) return false;
-    v[i] = packets.data;
-  }
-  return true;
-}
-
 // A warp's part of a program.
 template <typename E, bool FOLDS>
 struct PacketEdges {
@@ -127,7 +95,7 @@ struct PacketEdges {
   __device__ bool get_middle(EdgeEnds& ends, const uint4& own, uint4& result) const {
     if constexpr (FOLDS) {
       auto load = [&](int begin, uint4(&v)[RANKS]) {
-        if (!await_packets(ends, p.middle_from, begin, v)) return false;
+        if (!await_packets(ends, p.middle_from, begin, v, [](int) { return 0; })) return false;
 #pragma unroll
         for (int i = 0; i < RANKS; i++)
           if (begin + i == int(rank().rank)) v[i] = own;
@@ -136,7 +104,8 @@ struct PacketEdges {
       if (!fold_all<E>(p, load, result)) return false;
     } else {
       uint4 v[1];
-      if (!await_packets(ends, p.middle_from, __ffs(p.middle_from) - 1, v)) return false;
+      int from = __ffs(p.middle_from) - 1;
+      if (!await_packets(ends, p.middle_from, from, v, [](int) { return 0; })) return false;
       result = v[0];
     }
     ends.give_back_all(p.middle_from);

@@ -65,7 +65,7 @@ __device__ inline void run_wait(const SignalWait& wait) {
   const uint64_t* word = user_signal(r, r.rank, awaited.peer, awaited.signal);
   uint64_t target = *taken + awaited.count;
   auto ready = [=] { return reached(load_acquire(word), target); };
-  if (await(r, awaited.peer, wait.what, awaited.count, ready)) *taken = target;
+  if (await(r, awaited.peer, OUTSIDE, wait.what, awaited.count, ready)) *taken = target;
 }
 
 template <typename Body>

@@ -156,14 +156,15 @@ __device__ __noinline__ void differ(const Rank& r, int peer, uint64_t operation,
   tell(r, FAULT_MISMATCH, peer, -1, operation);
 }
 
-// Waits for something that a peer does outside collectives; false when it will not come. It will
-// not if the peer, on this host, has begun the next collective, as it waits there for this rank.
+// Waits for something that a peer does at a step, or outside collectives; false when it will not
+// come. It will not if the peer, on this host, has begun the next collective, as it waits there for
+// this rank.
 template <typename Ready>
-__device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_t own_count,
-                             Ready ready) {
+__device__ inline bool await(const Rank& r, int peer, int step, uint32_t own_what,
+                             uint64_t own_count, Ready ready) {
   Wait wait;
   for (uint32_t looks = 0; !ready();) {
-    if (wait.over(r, peer, OUTSIDE)) return false;
+    if (wait.over(r, peer, step)) return false;
     if (wait.looks == looks) continue;
     looks = wait.looks;
     if (peer >= MAX_RANKS) continue;
@@ -259,35 +260,53 @@ __device__ inline volatile Run* place_of(const Rank& r, uint64_t telling) {
   return &reinterpret_cast<volatile Control*>(r.control)->runs[telling % RUNS];
 }
 
-// A warp tells the host that a collective has begun. A kernel with such a store ends 0.8 µs later.
-__device__ __noinline__ volatile Run* tell_begun(const Collective& call, uint64_t operation) {
-  volatile Shared* own = common(call.rank);
+// What a kernel runs: the number of a collective, or of messages, and the call.
+struct Named {
+  uint64_t number, call, what, count;
+};
+
+// A warp tells the host that something has begun. A kernel with such a store ends 0.8 µs later.
+__device__ __noinline__ volatile Run* tell_begun(const Rank& r, const Named& of) {
+  volatile Shared* own = common(r);
   uint64_t telling = own->tellings, now = now_ns();
-  volatile Run* run = place_of(call.rank, telling);
+  volatile Run* run = place_of(r, telling);
   int pair = threadIdx.x & 31;
-  uint64_t first = pair == 0 ? operation : pair == 1 ? call.call : call.descriptor_count;
-  uint64_t what = uint64_t(operation) << 32 | call.descriptor_what;
-  uint64_t second = pair == 0 ? now : pair == 1 ? what : operation;
+  uint64_t first = pair == 0 ? of.number : pair == 1 ? of.call : of.count;
+  uint64_t what = of.number << 32 | uint32_t(of.what);
+  uint64_t second = pair == 0 ? now : pair == 1 ? what : of.number;
   if (pair < 3) tell_host(reinterpret_cast<volatile uint64_t*>(run) + 2 * pair, first, second);
   __syncwarp();
   if (pair == 0) {
-    own->told = operation;
+    own->told = of.number;
     own->tellings = telling + 1;
     own->next_telling_ns = now + TELL_NS;
   }
   return run;
 }
 
-// A thread tells the host that a collective has ended.
-__device__ __noinline__ void tell_ended(volatile Run* run, uint64_t operation) {
-  tell_host(&run->ended, operation, now_ns());
+// A thread tells the host that what it was told of has ended.
+__device__ __noinline__ void tell_ended(volatile Run* run, uint64_t number) {
+  tell_host(&run->ended, number, now_ns());
 }
 
-// A collective that a warp has begun.
+// What a warp has begun.
 struct Begin {
-  uint64_t operation = 0;
+  uint64_t number = 0;
   volatile Run* run = nullptr;  // where the host is told of its end
+
+  // A thread ends it, once its block has come together; after a fault it has not ended.
+  __device__ void end(const Rank& r) const {
+    if (run && !faulty(r)) tell_ended(run, number);
+  }
 };
+
+// A warp of the first block of some messages tells the host of them once in a while, by the first.
+__device__ inline Begin begin_messages(const Rank& r, uint64_t call, const Message& first) {
+  const volatile Shared* own = common(r);
+  uint64_t number = MESSAGES_BEGUN | (own->tellings + 1);
+  if (!__any_sync(~0u, now_ns() >= own->next_telling_ns)) return {};
+  return {number, tell_begun(r, {number, call, first.what, first.bytes})};
+}
 
 // Looks for announcements before other reasons to wait are looked at, out of line.
 constexpr int LOOKS = 16;
@@ -320,7 +339,7 @@ __device__ inline Begin announce(const Collective& call, uint64_t behind, bool a
   if (again) {
     if (told == operation) run = place_of(r, own->tellings - 1);
   } else if (__any_sync(~0u, now_ns() >= next_telling)) {
-    run = tell_begun(call, operation);
+    run = tell_begun(r, {operation, call.call, call.descriptor_what, call.descriptor_count});
   }
   if (peer < r.nranks && peer != r.rank) {
     if (same) {
@@ -341,17 +360,15 @@ __device__ inline void count_operation(const Rank& r, uint64_t operation) {
 // Announces an operation that waits for the announcements of all peers, and counts it.
 __device__ inline Begin begin_together(const Collective& call, bool again = false) {
   Begin begin = announce(call, 0, again);
-  if ((threadIdx.x & 31) == 0) count_operation(call.rank, begin.operation);
+  if ((threadIdx.x & 31) == 0) count_operation(call.rank, begin.number);
   return begin;
 }
 
 __device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }
 
-// Ends an operation that the watchers of the first block began, once the block has come together.
-// After a fault it has not ended as it should.
+// Ends what the watchers of the first block began, once the block has come together.
 __device__ inline void end_together(const Rank& r, const Begin& begin) {
-  if (begin.run && threadIdx.x == blockDim.x - 32 && !faulty(r))
-    tell_ended(begin.run, begin.operation);
+  if (threadIdx.x == blockDim.x - 32) begin.end(r);
 }
 
 // Threads that move data.

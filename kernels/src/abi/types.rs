@@ -355,31 +355,33 @@ pub struct Control {
     pub waits: u64,
     /// Padding to lines of their own.
     pub unused: [u64; 6],
-    /// The latest collectives of which kernels told, one after the other.
+    /// The latest of which kernels told, one after the other.
     pub runs: [Run; super::RUNS],
 }
 
 const _: () = assert!(std::mem::offset_of!(Control, runs) % size_of::<Run>() == 0);
 
-/// A collective that a kernel runs, or has run, as the first block tells the host: two words at a
-/// time, in one store. Times are those of the GPU's clock. Kernels tell of a collective once in a
-/// while: a store to the host makes a kernel end 0.8 µs later.
+/// A collective, or some messages, that a kernel runs, or has run, as the first block tells the
+/// host: two words at a time, in one store. Times are those of the GPU's clock. Kernels tell once
+/// in a while: a store to the host makes a kernel end 0.8 µs later.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// The number of the collective on the communicator, from 1; 0 for none.
+    /// The number of the collective on the communicator, from 1; for messages
+    /// [`MESSAGES_BEGUN`](super::MESSAGES_BEGUN) and a number of their own; 0 for none.
     pub number: u64,
     /// The time at which it began, in ns.
     pub begun_ns: u64,
-    /// [`Collective::call`].
+    /// [`Collective::call`], or [`Exchange::call`](super::Exchange::call).
     pub call: u64,
-    /// The first word of its descriptor, and above it the lower half of the number.
+    /// The first word of its descriptor, or of the first message's, and above it the lower half of
+    /// the number.
     pub what: u64,
     /// The second word.
     pub count: u64,
     /// The number once more.
     pub of: u64,
-    /// The number of the collective once it has ended.
+    /// The number once it has ended.
     pub ended: u64,
     /// The time at which it ended, in ns.
     pub ended_ns: u64,
@@ -457,11 +459,11 @@ pub struct Shared {
     pub told_output: u64,
     /// The time, in ns, from which on the host's memory is to be looked at again.
     pub next_look_ns: u64,
-    /// The number of the latest collective of which the host was told.
+    /// The number of the latest collective, or messages, of which the host was told.
     pub told: u64,
-    /// The number of collectives of which the host was told.
+    /// The number of times that the host was told of some.
     pub tellings: u64,
-    /// The time, in ns, from which on the host is told of a collective again.
+    /// The time, in ns, from which on the host is told again.
     pub next_telling_ns: u64,
     /// The longest time that a kernel may wait, in ns, as found in the host's memory.
     pub limit_ns: u64,
@@ -689,66 +691,6 @@ pub struct EdgeProgram {
     pub steps: u64,
     /// The address of [`REMEMBERED`] times [`Begun`], by number, in memory of the host.
     pub begun: u64,
-}
-
-/// A message that is sent or received.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Message {
-    /// The address of the user's buffer.
-    pub data: u64,
-    /// Bytes of the buffer.
-    pub bytes: u64,
-    /// The first word of the descriptor.
-    pub what: u32,
-    /// Slots of lines that a unit of the message takes; 0 if it travels in chunks, or
-    /// [`SLOT_OF_PACKETS`](super::SLOT_OF_PACKETS).
-    pub slots: u32,
-    /// The upper half of the numbers of the message's lines.
-    pub digest: u32,
-    /// Lanes that carry the message in lines or chunks.
-    pub lanes: u32,
-}
-
-/// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue
-/// carries its part of the queue's large messages; the first lane carries all of the small ones.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Exchange {
-    /// The rank that calls.
-    pub rank: Rank,
-    /// Lanes of each queue that this launch uses: one if all messages are small.
-    pub lanes: u32,
-    /// Blocks of each queue, as many as lanes; in lines halves of blocks, of which each takes one
-    /// lane after the other.
-    pub blocks: u32,
-    /// The queues: the peer's number in the communicator × 2, + 1 for sending.
-    pub queues: [u32; QUEUES],
-    /// The messages of `queues[i]` are those from `first[i]` to before `first[i + 1]`.
-    pub first: [u32; QUEUE_BOUNDS],
-    /// The number of queues.
-    pub count: u32,
-}
-
-/// A group with few messages, as a small argument: launches hold their arguments until they run,
-/// and there is not much room for those that wait.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct FewMessages {
-    /// The queues of the messages.
-    pub exchange: Exchange,
-    /// The messages.
-    pub messages: [Message; FEW_MESSAGES],
-}
-
-/// A group with many messages.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct ManyMessages {
-    /// The queues of the messages.
-    pub exchange: Exchange,
-    /// The messages.
-    pub messages: [Message; MAX_MESSAGES],
 }
 
 /// A put: writes into a peer's window and signals, or only signals.

@@ -7,14 +7,14 @@ use super::{Section, section_at as at};
 use crate::fork;
 use crate::os::memory::{Mapping, sealed_memfd};
 use rustix::fd::{AsFd, OwnedFd};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The name of the file, as links in `/proc` show it.
 pub(super) const NAME: &str = "oxccl-recorder";
 /// The first word of the file: the name of the format, with its version.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"oxccl-4\0");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"oxccl-5\0");
 /// Bytes before the first section.
 const HEAD_BYTES: usize = 4096;
 /// Ranks of a process that others can read at a time.
@@ -37,6 +37,8 @@ pub(super) struct Head {
     pub(super) used: AtomicU64,
     /// The address of the host.
     pub(super) address: Text<6>,
+    /// The address and port at which the RAS service of the process listens; empty if it does not.
+    pub(super) service: Text<8>,
 }
 
 /// Returns where a section begins in the file.
@@ -103,6 +105,15 @@ pub(super) fn set_address(address: IpAddr) {
     let _free = file.free();
     let own = &head(&file.mapping).address;
     record(own, address);
+}
+
+/// Records the address at which the RAS service of this process listens.
+pub(super) fn set_service(address: SocketAddr) {
+    if !fork::forked()
+        && let Some(file) = file()
+    {
+        head(&file.mapping).service.write(&address.to_string());
+    }
 }
 
 fn record(own: &Text<6>, address: IpAddr) {

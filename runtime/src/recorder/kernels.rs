@@ -1,4 +1,5 @@
-//! Records of the collectives that kernels run, those of graphs included, and their times.
+//! Records of the collectives and messages that kernels run, those of graphs included, and their
+//! times.
 
 use super::ticks::{Scale, clock_ns};
 use super::{Section, file};
@@ -10,14 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 /// million is what quartzes without a correction are sold with.
 const DRIFT: i64 = 20_000;
 
-/// A collective that a kernel runs, or has run. Times are those of the GPU's clock.
+/// A collective, or messages, that a kernel runs, or has run. Times are those of the GPU's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelRun {
-    /// The number among the collectives that ran on the GPU for this communicator, from 0.
-    pub number: u64,
+    /// The number among the collectives that ran on the GPU for this communicator, from 0; `None`
+    /// for messages.
+    pub number: Option<u64>,
     /// The number of its call among the rank's operations; `None` in a graph.
     pub call: Option<u64>,
-    /// The collective.
+    /// The collective, or the first message.
     pub descriptor: Descriptor,
     /// The time at which it began, in ns.
     pub begun_ns: u64,
@@ -25,10 +27,13 @@ pub struct KernelRun {
     pub ended_ns: Option<u64>,
 }
 
+/// In place of the number of a collective: messages.
+const MESSAGES: u64 = u64::MAX;
+
 /// The words of a [`KernelRun`].
 #[repr(C)]
 pub(super) struct Words {
-    /// The number plus one; 0 for none.
+    /// The number plus one, or [`MESSAGES`]; 0 for none.
     pub(super) number: AtomicU64,
     /// The number of the call plus one; 0 in a graph.
     pub(super) call: AtomicU64,
@@ -38,6 +43,13 @@ pub(super) struct Words {
     /// The times by the GPU's clock; the end is 0 while it runs.
     pub(super) begun_ns: AtomicU64,
     pub(super) ended_ns: AtomicU64,
+}
+
+impl KernelRun {
+    /// Returns whether both are one run, looked at at different times.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        (self.number, self.begun_ns) == (other.number, other.begun_ns)
+    }
 }
 
 impl Words {
@@ -51,7 +63,7 @@ impl Words {
         self.count.store(count, Ordering::Relaxed);
         self.begun_ns.store(run.begun_ns, Ordering::Relaxed);
         self.ended_ns.store(run.ended_ns.unwrap_or(0), Ordering::Relaxed);
-        self.number.store(run.number + 1, Ordering::Release);
+        self.number.store(run.number.map_or(MESSAGES, |number| number + 1), Ordering::Release);
     }
 
     /// Returns the words; `None` if they are none.
@@ -59,7 +71,7 @@ impl Words {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let number = load(&self.number).checked_sub(1)?;
         Some(KernelRun {
-            number,
+            number: Some(number).filter(|number| *number != MESSAGES - 1),
             call: load(&self.call).checked_sub(1),
             descriptor: Descriptor::from_words(load(&self.what) as u32, load(&self.count)),
             begun_ns: load(&self.begun_ns),
@@ -123,7 +135,7 @@ impl GpuClock {
 }
 
 impl Section {
-    /// Records what kernels tell of the collectives that they run, each at its place.
+    /// Records what kernels tell of what they run, each at its place.
     pub fn kernels_run(&self, clock: &mut GpuClock, runs: &[Option<KernelRun>]) {
         let told = runs.iter().flatten().map(|run| run.ended_ns.unwrap_or(run.begun_ns));
         // Nobody else reads it.
@@ -131,7 +143,7 @@ impl Section {
         let places = || self.kernels.iter().zip(runs);
         let changed = || places().filter_map(|(words, run)| Some((words, words.read(), (*run)?)));
         // What old calls say of the clocks was heard when they were new.
-        let new = changed().filter(|(_, known, run)| known.map(|k| k.number) != Some(run.number));
+        let new = changed().filter(|(_, known, run)| !known.is_some_and(|k| k.is_same(run)));
         let calls = new.filter_map(|(_, _, run)| self.called_before(&run, &scale));
         let offset_ns = clock.hear(clock_ns(CLOCK_MONOTONIC), told_ns, calls);
         self.gpu_clock.store(offset_ns as u64, Ordering::Relaxed);
@@ -139,7 +151,7 @@ impl Section {
         changed.for_each(|(words, _, run)| words.write(&run));
     }
 
-    /// Returns by how much the call of a collective, by the host's clock, was ahead of its
+    /// Returns by how much the call of what a kernel runs, by the host's clock, was ahead of its
     /// beginning, by the GPU's.
     fn called_before(&self, run: &KernelRun, scale: &Scale) -> Option<i64> {
         let entry = self.entry(run.call?);

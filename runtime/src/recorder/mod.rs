@@ -16,7 +16,7 @@ use crate::os::memory::Mapping;
 pub use entry::{Called, Entry, Kind, What};
 use oxccl_plan::Collective;
 use std::cell::Cell;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use text::Text;
@@ -291,7 +291,8 @@ impl Section {
         let step = waiting.step.map_or(-1, |step| step as i32);
         let collective = waiting.collective?;
         let mut runs = self.kernels.iter().filter_map(kernels::Words::read);
-        let has_ended = runs.any(|run| run.number == collective.number && run.ended_ns.is_some());
+        let has_ended =
+            runs.any(|run| run.number == Some(collective.number) && run.ended_ns.is_some());
         (!has_ended).then_some((collective, step))
     }
 
@@ -427,6 +428,11 @@ pub fn set_tag(tag: u64) {
 /// Records the address by which other hosts reach this one.
 pub fn set_address(address: IpAddr) {
     file::set_address(address);
+}
+
+/// Records the address at which the RAS service of this process listens.
+pub fn set_service(address: SocketAddr) {
+    file::set_service(address);
 }
 
 fn tag() -> u64 {

@@ -27,6 +27,9 @@ pub struct Process {
     pub host: String,
     /// The address by which other hosts reach it; empty if it is not known.
     pub address: String,
+    /// The address and port at which its RAS service listens; empty if it has none.
+    #[serde(default)]
+    pub service: String,
     /// The name of the program.
     pub command: String,
     /// The state of the process: running, stopped (by a signal, or by a debugger), or ended.
@@ -40,6 +43,22 @@ pub struct Process {
     /// True if ranks were left out for want of room, on the way from another host.
     #[serde(default)]
     pub left_out: bool,
+    /// The ranks whose processes have not answered it; empty unless its RAS service asked them.
+    #[serde(default)]
+    pub unanswered: Vec<Unanswered>,
+}
+
+/// A rank whose process has not answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unanswered {
+    /// The number of the communicator.
+    pub comm: u64,
+    /// The rank.
+    pub rank: u32,
+    /// The address of its host.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
 }
 
 /// The state of a process.
@@ -112,22 +131,22 @@ pub struct RankReport {
     pub failure_source: Source,
     /// The latest operations, in the order of their calls.
     pub operations: Vec<OperationReport>,
-    /// The latest collectives of which kernels have told, in their order; empty in host memory.
-    /// At most one in 100 µs tells of itself, and they are looked at every 20 ms.
+    /// The latest collectives and messages of which kernels have told, in their order; empty in
+    /// host memory. At most one in 100 µs tells of itself, and they are looked at every 20 ms.
     #[serde(default)]
     pub kernels: Vec<KernelReport>,
 }
 
-/// A collective that ran, or runs, on a GPU. Times are times of day in ns since 1970: that of the
-/// GPU is compared with the host's by when calls were made and kernels looked at.
+/// A collective, or messages, that ran, or run, on a GPU. Times are times of day in ns since 1970:
+/// that of the GPU is compared with the host's by when calls were made and kernels looked at.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelReport {
     /// The number among the collectives that ran on the GPU for this communicator, those of graphs
-    /// included.
-    pub number: u64,
+    /// included; `None` for messages.
+    pub number: Option<u64>,
     /// The number of its call among the operations of the rank; `None` in a graph.
     pub call: Option<u64>,
-    /// The collective in words.
+    /// The collective, or the first message, in words.
     pub what: String,
     /// The time at which its kernel began.
     pub begun_ns: u64,
@@ -249,12 +268,14 @@ pub fn process(root: &Path, pid: u32) -> Option<Process> {
         pid,
         host: host_name(),
         address: plain(head.address.read()),
+        service: plain(head.service.read()),
         command: plain(command.trim_end().to_owned()),
         state,
         read_ns: time,
         clock_set_ns: (time as i64).wrapping_sub(word(2) as i64).wrapping_sub(age as i64),
         ranks,
         left_out: false,
+        unanswered: Vec::new(),
     })
 }
 
@@ -348,9 +369,10 @@ fn rank(fd: &OwnedFd, number: usize, clocks: &Clocks) -> Option<RankReport> {
     operations.sort_by_key(|operation| operation.number);
     let kernels = kernels(&section, &again, clocks);
     for run in &kernels {
-        let of = operations.iter_mut().find(|op| Some(op.number) == run.call);
-        if let Some(of) = of.filter(|op| op.kind == Kind::Collective) {
-            (of.begun_ns, of.ended_ns) = (Some(run.begun_ns), run.ended_ns);
+        // A group of many messages has several kernels.
+        if let Some(of) = operations.iter_mut().find(|op| Some(op.number) == run.call) {
+            of.begun_ns.get_or_insert(run.begun_ns);
+            of.ended_ns = run.ended_ns;
         }
     }
     let device = load(&section.device);
@@ -388,7 +410,7 @@ fn rank(fd: &OwnedFd, number: usize, clocks: &Clocks) -> Option<RankReport> {
     })
 }
 
-/// Returns the collectives that ran on the GPU, in their order, by a first and a second look.
+/// Returns what ran on the GPU, in its order, by a first and a second look.
 fn kernels(section: &Section, again: &Section, clocks: &Clocks) -> Vec<KernelReport> {
     let gpu = section.gpu_clock.load(Ordering::Relaxed) as i64;
     let time =
@@ -396,15 +418,16 @@ fn kernels(section: &Section, again: &Section, clocks: &Clocks) -> Vec<KernelRep
     let report = |KernelRun { number, call, descriptor, begun_ns, ended_ns }| KernelReport {
         number,
         call,
-        what: words(Kind::Collective, descriptor),
+        what: descriptor.to_string(),
         begun_ns: time(begun_ns),
         ended_ns: ended_ns.map(time),
     };
     let looks = section.kernels.iter().zip(&again.kernels);
     let kept = looks.map(|(words, later)| (words.read(), later.read()));
-    let same = kept.filter(|(run, later)| run.map(|r| r.number) == later.map(|r| r.number));
-    let mut all: Vec<_> = same.filter_map(|(run, _)| run).map(report).collect();
-    all.sort_by_key(|run| run.number);
+    let same =
+        kept.filter_map(|(run, later)| run.filter(|run| later.is_some_and(|l| l.is_same(run))));
+    let mut all: Vec<_> = same.map(report).collect();
+    all.sort_by_key(|run| run.begun_ns);
     all
 }
 

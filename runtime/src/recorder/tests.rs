@@ -1,6 +1,6 @@
 //! Tests that others read what is recorded.
 
-use super::read::{Process, RankReport, process};
+use super::read::{OperationReport, Process, RankReport, process};
 use super::*;
 use crate::op::{Call, CallOptions, Programs, Transfer, Transfers};
 use oxccl_plan::select::{Choice, Route};
@@ -148,25 +148,33 @@ fn kernels_tell_when_collectives_began_and_ended_by_the_time_of_day() {
     let run = |number, call, begun_ns, ended_ns| {
         Some(kernels::KernelRun { number, call, descriptor, begun_ns, ended_ns })
     };
-    let runs = [run(70, None, before, Some(before + 9000)), run(71, Some(1), begun_ns, None)];
+    let runs =
+        [run(Some(70), None, before, Some(before + 9000)), run(Some(71), Some(1), begun_ns, None)];
     let mut clock = kernels::GpuClock::default();
     recorder.kernels_run(&mut clock, &runs);
     let report = rank_of(comm).expect("it is there");
     let [graph, call] = &report.kernels[..] else { panic!("{report:?}") };
-    assert_eq!((graph.number, graph.call, graph.what == descriptor.to_string()), (70, None, true));
+    assert_eq!(
+        (graph.number, graph.call, graph.what == descriptor.to_string()),
+        (Some(70), None, true)
+    );
     assert_eq!(graph.ended_ns, Some(graph.begun_ns + 9000));
-    assert_eq!((call.number, call.call, call.ended_ns), (71, Some(1), None));
+    assert_eq!((call.number, call.call, call.ended_ns), (Some(71), Some(1), None));
     assert_eq!(call.begun_ns, graph.begun_ns + begun_ns - before);
     // The call is told of with the times of its kernel.
     let op = &report.operations[1];
     assert_eq!((op.begun_ns, op.ended_ns), (Some(call.begun_ns), None));
     let late_ns = call.begun_ns.abs_diff(op.called_ns);
     assert!(late_ns < 2_000_000_000, "{late_ns} ns after its call");
-    let ended = run(71, Some(1), begun_ns, Some(begun_ns + 5000));
-    recorder.kernels_run(&mut clock, &[None, ended]);
-    let op = rank_of(comm).expect("it is there").operations.remove(1);
-    assert_eq!(op.ended_ns.zip(op.begun_ns).map(|(end, begin)| end - begin), Some(5000));
-    assert_eq!(rank_of(comm).expect("it is there").operations[0].begun_ns, None);
+    assert_eq!(report.operations[0].begun_ns, None);
+    // Kernels of messages have no number.
+    let ended = run(Some(71), Some(1), begun_ns, Some(begun_ns + 5000));
+    let messages = run(None, Some(0), begun_ns + 6000, Some(begun_ns + 7000));
+    recorder.kernels_run(&mut clock, &[messages, ended]);
+    let report = rank_of(comm).expect("it is there");
+    let lasts = |op: &OperationReport| op.ended_ns.zip(op.begun_ns).map(|(end, begin)| end - begin);
+    assert_eq!(report.operations.iter().map(lasts).collect::<Vec<_>>(), [Some(1000), Some(5000)]);
+    assert_eq!(report.kernels.iter().map(|run| run.number).collect::<Vec<_>>(), [Some(71), None]);
 }
 
 #[test]

@@ -40,8 +40,9 @@ fn bytes(process: &Process) -> Vec<u8> {
 pub fn decode(bytes: &[u8]) -> Option<Process> {
     let mut process: Process = serde_json::from_slice(bytes).ok()?;
     process.ranks.retain(|rank| rank.rank < rank.nranks && rank.nranks <= MAX_RANKS);
-    let Process { host, address, command, .. } = &mut process;
-    [host, address, command].into_iter().for_each(clean);
+    let Process { host, address, service, command, unanswered, .. } = &mut process;
+    [host, address, service, command].into_iter().for_each(clean);
+    unanswered.iter_mut().for_each(|of| clean(&mut of.host));
     for RankReport { name, failure, operations, kernels, .. } in &mut process.ranks {
         [name, failure].into_iter().for_each(clean);
         kernels.iter_mut().for_each(|run| clean(&mut run.what));
@@ -64,7 +65,7 @@ fn clean(text: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::read::{OperationReport, ProcessState};
+    use super::super::read::{OperationReport, ProcessState, Unanswered};
     use super::super::{Kind, Source, Stage};
     use super::*;
     use crate::op::descriptor::Descriptor;
@@ -95,7 +96,7 @@ mod tests {
 
     fn kernel(number: u64) -> KernelReport {
         let (what, ended_ns) = ("broadcast".to_owned(), Some(8));
-        KernelReport { number, call: None, what, begun_ns: 7, ended_ns }
+        KernelReport { number: Some(number), call: None, what, begun_ns: 7, ended_ns }
     }
 
     fn process(ranks: u32, operations: u64) -> Process {
@@ -141,12 +142,14 @@ mod tests {
             pid: 7,
             host: "node".to_owned(),
             address: "192.0.2.1".to_owned(),
+            service: "127.0.0.1:28028".to_owned(),
             command: "train".to_owned(),
             state: ProcessState::Alive,
             read_ns: 9,
             clock_set_ns: -3,
             ranks: (0..ranks).map(rank).collect(),
             left_out: false,
+            unanswered: vec![Unanswered { comm: 3, rank: 1, host: "192.0.2.2".to_owned(), pid: 8 }],
         }
     }
 
@@ -157,7 +160,7 @@ mod tests {
         let sent = decode(&encode(&process(1, 64))).expect("a process");
         let numbers: Vec<_> = sent.ranks[0].operations.iter().map(|op| op.number).collect();
         assert_eq!(numbers, (48..64).collect::<Vec<_>>());
-        let numbers: Vec<_> = sent.ranks[0].kernels.iter().map(|run| run.number).collect();
+        let numbers: Vec<_> = sent.ranks[0].kernels.iter().filter_map(|run| run.number).collect();
         assert_eq!(numbers, (48..64).collect::<Vec<_>>());
     }
 

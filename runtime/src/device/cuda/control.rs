@@ -102,22 +102,23 @@ impl Control {
         }
         let Runs { clock, latest } = &mut *known;
         let runs: Vec<_> = self.words().runs.iter().map(Self::run).collect();
-        let newest = runs.iter().flatten().max_by_key(|run| run.number).copied();
+        let newest = runs.iter().flatten().max_by_key(|run| run.begun_ns).copied();
         if newest != *latest {
             *latest = newest;
             recorder.kernels_run(clock, &runs);
         }
     }
 
-    /// Returns what kernels tell of a collective; `None` if they tell of none, or are writing it.
+    /// Returns what kernels tell of a collective, or of messages; `None` if they tell of none, or
+    /// are writing it.
     fn run(words: &abi::Run) -> Option<KernelRun> {
         let abi::Run { number, begun_ns, call, what, count, of, ended, ended_ns } = words;
         let words = [number, begun_ns, call, what, count, of, ended, ended_ns].map(Self::count);
         let [number, begun_ns, call, what, count, of, ended, ended_ns] = words;
         let is_whole = of == number && what >> 32 == number & u64::from(u32::MAX);
-        is_whole.then_some(())?;
+        let before = number.checked_sub(1).filter(|_| is_whole)?;
         Some(KernelRun {
-            number: number.checked_sub(1)?,
+            number: if number & abi::MESSAGES_BEGUN == 0 { Some(before) } else { None },
             call: call.checked_sub(1),
             descriptor: Descriptor::from_words(what as u32, count),
             begun_ns,

@@ -169,6 +169,7 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
         (0..2000).try_for_each(|_| {
             replay.launch(rank.stream)?;
             (0..random.below(4)).try_for_each(|_| call())?;
+            (0..random.below(2)).try_for_each(|_| pass_on(rank, &memory))?;
             rank.synchronize()
         })?;
         call()?;
@@ -226,19 +227,35 @@ fn late(rank: &Rank, memory: &Memory) -> Outcome {
     total(rank, memory)
 }
 
+/// Each rank sends to the next one.
+fn pass_on(rank: &Rank, memory: &Memory) -> Outcome {
+    let (next, last) = ((rank.rank + 1) % rank.nranks, (rank.rank + rank.nranks - 1) % rank.nranks);
+    group(|| {
+        ok(rank.message(true, memory.at, BYTES, next))?;
+        ok(rank.message(false, memory.part(BYTES), BYTES, last))
+    })
+}
+
 /// Kernels of replays of a graph and of calls have told when they ran.
 fn kernels_tell(rank: &Rank) -> Outcome {
     let (start, proc) = (Instant::now(), Path::new(PROC));
     let is_told = |report: &RankReport| {
         let runs = &report.kernels;
-        let in_order = runs.is_sorted_by(|a, b| {
-            a.number < b.number && a.ended_ns.is_some_and(|ended_ns| ended_ns <= b.begun_ns)
-        });
-        let replays = runs.iter().filter(|run| run.call.is_none()).count();
+        let (messages, collectives): (Vec<_>, Vec<_>) =
+            runs.iter().partition(|run| run.number.is_none());
+        let in_order = runs.is_sorted_by(|a, b| a.ended_ns.is_some_and(|end| end <= b.begun_ns))
+            && collectives.is_sorted_by_key(|run| run.number);
+        let messages_are_told = (1..64).contains(&messages.len())
+            && messages.iter().all(|run| run.what.contains("send/recv of 4000 bytes"));
+        let replays = collectives.iter().filter(|run| run.call.is_none()).count();
         // The clocks are compared to some microseconds.
         let follows = |op: &OperationReport| Some(op.begun_ns? + 1_000_000 >= op.called_ns);
         let follow: Vec<bool> = report.operations.iter().filter_map(follows).collect();
-        in_order && (4..64).contains(&replays) && !follow.is_empty() && !follow.contains(&false)
+        in_order
+            && messages_are_told
+            && (4..64).contains(&replays)
+            && !follow.is_empty()
+            && !follow.contains(&false)
     };
     loop {
         let own = process(proc, own_pid(proc)).ok_or("this process records nothing")?;

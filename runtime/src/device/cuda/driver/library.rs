@@ -65,6 +65,9 @@ pub struct Functions {
     pub packets_two: Kernels,
     /// Kernels of packets in lines between more ranks.
     pub more_packets: Kernels,
+    /// Kernels of packets in lines between more ranks that reduce slices of medium size, by number
+    /// of the element type.
+    pub medium_packets: [Kernel; DataType::ALL.len()],
     /// Kernels of lines between more ranks.
     pub more_lines: Kernels,
     /// Kernels of chunks between more ranks.
@@ -184,6 +187,7 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         lines_two: folding_or_moving("oxccl_lines_two")?,
         packets_two: folding_or_moving("oxccl_packets_two")?,
         more_packets: folding_or_moving("oxccl_more_packets")?,
+        medium_packets: each("oxccl_medium_packets_")?,
         more_lines: folding_or_moving("oxccl_more_lines")?,
         clustered_blocks: clustered_blocks(more_chunks.moving),
         more_chunks,

@@ -54,7 +54,7 @@ fn head(
         count,
         scale,
         descriptor_count,
-        call: number.map_or(0, |number| number + 1),
+        call: call_of(number),
         descriptor_what,
         element_bytes: dtype.size() as u32,
         dtype: dtype as u8,
@@ -63,6 +63,11 @@ fn head(
         scaled,
         root: spec.root,
     }
+}
+
+/// Returns what kernels are told of the number of a call, which it has outside of graphs.
+fn call_of(number: Option<u64>) -> u64 {
+    number.map_or(0, |number| number + 1)
 }
 
 /// Returns the room for packets in a number of channels.
@@ -132,7 +137,7 @@ pub fn submit(
             let head = head(cuda_rank, programs, call, number);
             collective(cuda_rank, head, (programs, call), stream)
         }
-        Operation::Exchange(transfers) => exchange(cuda_rank, &transfers.list, stream),
+        Operation::Exchange(transfers) => exchange(cuda_rank, &transfers.list, number, stream),
         Operation::OneSided(item) => one_sided::run(cuda_rank, item, stream),
     }
 }
@@ -412,7 +417,12 @@ fn bind(
 }
 
 /// Launches the sends and receives of a group.
-fn exchange(cuda_rank: &Arc<CudaRank>, transfers: &[Transfer], stream: Stream) -> Result<()> {
+fn exchange(
+    cuda_rank: &Arc<CudaRank>,
+    transfers: &[Transfer],
+    number: Option<u64>,
+    stream: Stream,
+) -> Result<()> {
     let (rank, nranks) = (cuda_rank.number, cuda_rank.nranks);
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();
@@ -426,16 +436,22 @@ fn exchange(cuda_rank: &Arc<CudaRank>, transfers: &[Transfer], stream: Stream) -
             // SAFETY: the user's buffers, of these sizes by the contract of the call.
             unsafe { cu!(cuMemcpyAsync(to.data as u64, from.data as u64, from.bytes, stream.0)) }?;
         }
-        rounds.iter().try_for_each(|queues| launch_messages(cuda_rank, queues, stream))
+        rounds.iter().try_for_each(|queues| launch_messages(cuda_rank, queues, number, stream))
     })
 }
 
 /// A queue (a peer × 2, + 1 for sending) and its messages.
 type Queue<'a> = (u32, &'a [abi::Message]);
 
-fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -> Result<()> {
+fn launch_messages(
+    cuda_rank: &CudaRank,
+    queues: &[Queue<'_>],
+    number: Option<u64>,
+    stream: Stream,
+) -> Result<()> {
     let mut exchange = abi::Exchange {
         rank: cuda_rank.view,
+        call: call_of(number),
         lanes: 1,
         blocks: 1,
         queues: [0; abi::QUEUES],

@@ -12,18 +12,22 @@ use oxccl_plan::lines::{Middle, Phases, is_chain, results_apart};
 use oxccl_plan::{Buffer, Collective, Geometry, Op, Plan, Slice};
 use std::sync::Arc;
 
-/// The longest slices between two ranks, in bytes, that travel in packets and in lines; larger ones
-/// travel in chunks (measured on two H100, docs/performance.md).
-const OF_TWO: (u64, u64) = (32 << 10, 8 << 20);
-/// The same among more ranks (measured on four H200 and H100, docs/performance.md): of what is only
-/// moved,
-const OF_MOVED: (u64, u64) = (128 << 10, 512 << 10);
+/// The longest slices, in bytes, that travel in packets, in packets of which a warp has those of
+/// all peers, and in lines; larger ones travel in chunks.
+type Limits = [u64; 3];
+/// Between two ranks, where both kinds of packets are the same (measured on two H100,
+/// docs/performance.md).
+const OF_TWO: Limits = [32 << 10, 32 << 10, 8 << 20];
+/// Among more ranks (measured on four H200 and H100, docs/performance.md): of what is only moved,
+const OF_MOVED: Limits = [128 << 10, 128 << 10, 512 << 10];
 /// of what is moved and passed on,
-const OF_PASSED_ON: (u64, u64) = (128 << 10, 512 << 10);
-/// of what is folded,
-const OF_FOLDED: (u64, u64) = (128 << 10, 2 << 20);
+const OF_PASSED_ON: Limits = [128 << 10, 128 << 10, 512 << 10];
+/// of what one rank folds,
+const OF_REDUCE: Limits = [128 << 10, 128 << 10, 2 << 20];
+/// of what each rank folds,
+const OF_REDUCE_SCATTER: Limits = [32 << 10, 128 << 10, 2 << 20];
 /// and of what is folded and passed on.
-const OF_FOLDED_AND_PASSED_ON: (u64, u64) = (64 << 10, 1 << 20);
+const OF_FOLDED_AND_PASSED_ON: Limits = [64 << 10, 128 << 10, 1 << 20];
 /// The longest message, in bytes, that travels in packets: between two ranks, and among more, whose
 /// edges have few slots (measured on two H100 with two and four ranks).
 const MESSAGE_PACKETS_BYTES: [u64; 2] = [128 << 10, 64 << 10];
@@ -70,6 +74,7 @@ pub fn collective(
         (Unit::Packets, true) => of_kind(&functions.packets_two),
         (_, true) => of_kind(&functions.lines_two),
         (Unit::Packets, false) => of_kind(&functions.more_packets),
+        (Unit::MediumPackets, false) => functions.medium_packets[dtype],
         (Unit::Lines, false) => of_kind(&functions.more_lines),
         (Unit::Chunks, false) => of_kind(&functions.more_chunks),
     };
@@ -78,7 +83,7 @@ pub fn collective(
     let most_blocks = whole_clusters(u64::from(programs.blocks(cuda_rank.channels)), clusters);
     let channels = abi::LINE_WARPS as u64 / roles;
     let shape = match unit {
-        Unit::Packets => Shape::of_packets(bytes, (most_blocks, channels)),
+        Unit::Packets | Unit::MediumPackets => Shape::of_packets(bytes, (most_blocks, channels)),
         Unit::Lines => {
             let blocks = line_blocks(two, folds, bytes, most_blocks);
             let most = if two { abi::MESSAGE_SLOTS as u64 } else { 1 };
@@ -104,8 +109,13 @@ pub fn collective(
 /// The kinds of units into which the slices of a call are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
+    /// Slots of packets; among more than two ranks with a warp for each edge.
     Packets,
+    /// Slots of packets, of which a warp has those of all peers.
+    MediumPackets,
+    /// Slots of lines.
     Lines,
+    /// Chunks.
     Chunks,
 }
 
@@ -115,16 +125,20 @@ impl Unit {
         if is_chain(plan) {
             return Unit::Chunks;
         }
-        let folds = plan.spec.collective.reduces();
-        let (packets, lines) = match (plan.spec.nranks > 2, folds, results_apart(plan)) {
-            (false, ..) => OF_TWO,
-            (true, false, false) => OF_MOVED,
-            (true, false, true) => OF_PASSED_ON,
-            (true, true, false) => OF_FOLDED,
-            (true, true, true) => OF_FOLDED_AND_PASSED_ON,
+        let collective = plan.spec.collective;
+        let [packets, medium, lines] = match (collective.reduces(), results_apart(plan)) {
+            _ if plan.spec.nranks == 2 => OF_TWO,
+            (false, false) => OF_MOVED,
+            (false, true) => OF_PASSED_ON,
+            (true, false) if collective == Collective::Reduce => OF_REDUCE,
+            (true, false) => OF_REDUCE_SCATTER,
+            (true, true) => OF_FOLDED_AND_PASSED_ON,
         };
-        if bytes <= packets && roles(plan, Unit::Packets) <= abi::LINE_WARPS as u64 {
+        let fits = roles(plan, Unit::Packets) <= abi::LINE_WARPS as u64;
+        if bytes <= packets && fits {
             Unit::Packets
+        } else if bytes <= medium && collective.reduces() {
+            Unit::MediumPackets
         } else if bytes <= lines {
             Unit::Lines
         } else {
@@ -194,7 +208,7 @@ fn chunk_blocks(plan: &Plan) -> u64 {
 /// Returns whether slices of so many bytes are carried sooner by thread blocks in clusters.
 fn gains_by_clusters(unit: Unit, bytes: u64) -> bool {
     match unit {
-        Unit::Packets => false,
+        Unit::Packets | Unit::MediumPackets => false,
         Unit::Lines => bytes >= CLUSTERED_LINES_BYTES,
         Unit::Chunks => true,
     }
@@ -555,7 +569,7 @@ mod tests {
 
     #[test]
     fn chunks_cover_a_slice_and_every_warp_has_a_channel() {
-        for bytes in [OF_TWO.1 + 1, 100 << 20, (1 << 40) + 13] {
+        for bytes in [OF_TWO[2] + 1, 100 << 20, (1 << 40) + 13] {
             let Shape { units, .. } = Shape::of_chunks(bytes, (16, 7));
             let chunk = abi::CHUNK_BYTES as u64;
             assert!(units * chunk >= bytes && (units - 1) * chunk < bytes);
@@ -578,7 +592,7 @@ mod tests {
         let specs = (2..=16).flat_map(|n| Collective::ALL.map(|c| Spec::new(c, n, 0)));
         for plan in specs.flat_map(Plan::candidates).filter(|p| carry_plan(p) && !is_chain(p)) {
             let has = u64::from(line_rings(plan.spec.nranks).1);
-            for unit in [Unit::Packets, Unit::Lines] {
+            for unit in [Unit::Packets, Unit::MediumPackets, Unit::Lines] {
                 let warps = abi::LINE_WARPS as u64;
                 let channels = abi::MAX_CHANNELS as u64 * (warps / roles(&plan, unit).min(warps));
                 let sets = if results_apart(&plan) { 2 } else { 1 };
@@ -688,7 +702,7 @@ mod tests {
 
     #[test]
     fn packets_cover_a_small_slice() {
-        for bytes in [0, 1, 8, 511, 512, 513, 5000, OF_TWO.0] {
+        for bytes in [0, 1, 8, 511, 512, 513, 5000, OF_TWO[0]] {
             let Shape { blocks, channels, slots, units } = Shape::of_packets(bytes, (32, 7));
             let slot = abi::SLOT_DATA_BYTES as u64;
             assert!(slots == abi::SLOT_OF_PACKETS && units * slot >= bytes);
