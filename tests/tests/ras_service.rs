@@ -457,6 +457,12 @@ fn the_ranks_of_other_hosts_are_told_or_missing_in_time() {
         if let Some(rank) = list(comm, "missing_ranks").iter().find(|rank| rank["rank"] == 1) {
             assert_eq!((&rank["pid"], &rank["cuda_dev"]), (&1.into(), &1.into()));
             assert_eq!(rank["status"]["unresponsive"], true);
+            if rank["status"]["considered_dead"] != true {
+                let cause = &document["causes"][0];
+                assert_eq!((&cause["cause"], &cause["ranks"][0]), (&"unseen".into(), &1.into()));
+                let text = cause["text"].as_str().expect("a text");
+                assert!(text.contains("rank 1, which does not answer (process 1 on "), "{text}");
+            }
             assert!(
                 document["ras"]["timeouts_count"] != 0 || rank["status"]["considered_dead"] == true
             );

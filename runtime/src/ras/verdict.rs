@@ -339,9 +339,18 @@ fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
     }
     let waiting: Vec<u32> = all.iter().map(|member| member.rank.rank).collect();
     let since = all.iter().filter_map(|m| Some(m.rank.waiting?.since_ns)).min().unwrap_or(0);
+    let (places, advice) = match places(comm, &ranks) {
+        Some(places) => (
+            format!("which does not answer ({places})"),
+            "look whether that host runs, can be reached, and runs the process",
+        ),
+        None => (
+            "of which nothing is seen here".to_owned(),
+            "ask its host by oxccl ras, or look as another user",
+        ),
+    };
     let text = format!(
-        "{} {} in {} for {}, of which nothing is seen here, for {}: ask its host by oxccl ras, or \
-         look as another user ({})",
+        "{} {} in {} for {}, {places}, for {}: {advice} ({})",
         list(&waiting),
         verb(&waiting, "waits", "wait"),
         operation_text(first),
@@ -350,6 +359,19 @@ fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
         comm.title()
     );
     Some(Verdict { cause: Cause::Unseen, comm: comm.number, ranks, text })
+}
+
+/// Returns where ranks are that have not answered a process which asked for them; `None` if that is
+/// not known.
+fn places(comm: &Comm<'_>, ranks: &[u32]) -> Option<String> {
+    let all = || comm.members.iter().flat_map(|member| &member.process.unanswered);
+    let place = |rank: &u32| {
+        let of = all().find(|of| (of.comm, of.rank) == (comm.number, *rank))?;
+        Some(format!("process {} on {}", of.pid, of.host))
+    };
+    let mut places = ranks.iter().map(place).collect::<Option<Vec<_>>>()?;
+    places.dedup();
+    Some(places.join(", "))
 }
 
 /// Returns whether a rank has not called a collective in which another one waits, or its stream has
@@ -363,7 +385,7 @@ fn is_behind(member: &Member<'_>, number: u64) -> bool {
 /// outside of graphs. `None` if the rank has not called it.
 fn progress_on_gpu(waits: &Member<'_>, to: &Member<'_>) -> Option<Progress> {
     let collective = waits.rank.waiting.and_then(|waiting| waiting.collective);
-    let runs = |number| to.rank.kernels.last().is_some_and(|run| run.number >= number);
+    let runs = |number| to.rank.kernels.iter().any(|run| run.number >= Some(number));
     match collective {
         Some(of) if of.peer_has_begun == Some(true) || runs(of.number) => Some(Progress::Inside),
         _ => (to.rank.issued >= waits.rank.issued).then_some(Progress::NotBegun),

@@ -5,7 +5,7 @@ use oxccl_tests::missing;
 use oxccl_tests::network::apart;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -104,6 +104,36 @@ fn a_way_between_hosts_that_loses_data_is_told() {
             let way = format!("({}) to {} loses data: ", network.address(0), network.address(1));
             // A link that is slow holds nothing up.
             if printed.contains(&way) && output.status.success() {
+                break;
+            }
+            assert!(start.elapsed() < LIMIT, "{printed}");
+            std::thread::sleep(PAUSE);
+        }
+    });
+}
+
+#[test]
+fn ranks_on_another_host_are_asked_for() {
+    apart("ranks_on_another_host_are_asked_for", 2, |network| {
+        let id = format!("{}:4000", network.address(0));
+        let mut job = Job::start(Path::new(OXCCL), 2, 2 * LIMIT, |rank, command| {
+            let arguments = "perf all_reduce --device host -b 1K -e 1K -n 100000000 -c 0";
+            network.enter(command, rank).args(arguments.split(' ')).env("NCCL_COMM_ID", &id);
+        });
+        let pids = [0, 1].map(|rank| job.child(rank).id());
+        let start = Instant::now();
+        loop {
+            let mut command = Command::new(OXCCL);
+            // As if nothing else could be seen here.
+            command.args(["ras", "--json", "--pid", &pids[0].to_string()]);
+            let output = network.enter(bind_to_parent(&mut command), 0).output().expect("it runs");
+            let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            let document: Value = serde_json::from_str(&printed).expect("JSON");
+            let processes = document["processes"].as_array().expect("a list");
+            let own = |of: &Value| (of["pid"].as_u64(), of["ranks"][0]["rank"].as_u64());
+            let seen: BTreeSet<_> = processes.iter().map(own).collect();
+            let all = [0, 1].map(|rank| (Some(u64::from(pids[rank])), Some(rank as u64)));
+            if seen == BTreeSet::from(all) && processes.len() == 2 {
                 break;
             }
             assert!(start.elapsed() < LIMIT, "{printed}");

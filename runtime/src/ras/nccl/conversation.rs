@@ -19,6 +19,8 @@ pub enum Format {
     Text,
     /// A JSON document.
     Json,
+    /// What the processes record, as a JSON document of ours; NCCL has no such format.
+    Records,
 }
 
 /// A report that a client asks for.
@@ -113,7 +115,8 @@ impl Conversation {
             };
         }
         if let Some(rest) = after("set format ") {
-            let formats = [("text", Format::Text), ("json", Format::Json)];
+            let formats =
+                [("text", Format::Text), ("json", Format::Json), ("records", Format::Records)];
             let is_named = |name: &str| rest.eq_ignore_ascii_case(name.as_bytes());
             return match formats.into_iter().find(|(name, _)| is_named(name)) {
                 Some((_, format)) => {
@@ -204,6 +207,7 @@ mod tests {
             ("TIMEOUT", "ERROR: Unknown command TIMEOUT"),
             ("set FORMAT Json", "OK"),
             ("SET FORMAT text", "OK"),
+            ("SET FORMAT records", "OK"),
             ("SET FORMAT xml", "ERROR: Invalid format xml"),
             ("SET FORMAT json ", "ERROR: Invalid format json "),
             ("SET  FORMAT json", "ERROR: Unknown command SET  FORMAT json"),

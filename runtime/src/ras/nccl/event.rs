@@ -52,7 +52,7 @@ impl Event {
         match format {
             // The blank before the details, of which there are none, is NCCL's.
             Format::Text => format!("[{timestamp}] {event}: {} \n", self.peer.line()),
-            Format::Json => {
+            Format::Json | Format::Records => {
                 let peer = Process { host, pid: *pid, cuda_devs: devices, nvml_devs: devices };
                 let (group, details) = ("LIFECYCLE", "");
                 layout::document(&Document { timestamp, group, event, peer, details }, true)

@@ -10,6 +10,7 @@ pub(super) mod samples;
 pub mod text;
 
 use super::job::{Comm, Member, communicators};
+use super::status;
 use super::verdict::Verdict;
 use crate::recorder::Stage;
 use crate::recorder::read::Process;
@@ -243,6 +244,8 @@ pub struct Peer {
 /// The state of a job.
 #[derive(Clone, Debug)]
 pub struct Survey {
+    /// The processes that have answered.
+    job: Vec<Process>,
     peers: Vec<Peer>,
     /// In the order of their numbers.
     comms: Vec<CommState>,
@@ -280,7 +283,13 @@ impl Survey {
             peers[at].dead |= *dead;
         }
         let silent = peers.iter().filter(|peer| !peer.answered && !peer.dead).count();
-        Self { peers, comms, causes, timeouts: silent, seconds, cuda_versions: (0, 0) }
+        let (job, cuda_versions) = (job.to_vec(), (0, 0));
+        Self { job, peers, comms, causes, timeouts: silent, seconds, cuda_versions }
+    }
+
+    /// Returns what the processes record as a JSON document, as `oxccl ras --json` writes it.
+    pub fn records(&self) -> String {
+        status::json(&self.job, &self.causes)
     }
 }
 

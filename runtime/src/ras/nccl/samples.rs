@@ -48,6 +48,8 @@ pub(in crate::ras) fn process(pid: u32, address: &str, ranks: Vec<RankReport>) -
         read_ns: 0,
         clock_set_ns: 0,
         left_out: false,
+        unanswered: Vec::new(),
+        service: String::new(),
         ranks,
     }
 }

@@ -8,7 +8,8 @@ use crate::ras::nccl::event::{Event, Watched};
 use crate::ras::nccl::{Known, Place, Survey, by_rank, peers};
 use crate::ras::verdict::{Patience, verdicts};
 use crate::recorder::Stage;
-use crate::recorder::read::{PROC, Process, ProcessState, own_pid, processes, state};
+use crate::recorder::read::{PROC, Process, ProcessState, Unanswered};
+use crate::recorder::read::{own_pid, processes, state};
 use crate::recorder::wire;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -107,6 +108,11 @@ impl Collection {
         let mut all = believed(here(), &self.elsewhere);
         job::level(&first, &mut all);
         let known = known(&all);
+        let own = own_pid(Path::new(PROC));
+        // The processes of this host come first: another one may have a process of this number.
+        if let Some(own) = all.iter_mut().find(|process| process.pid == own) {
+            own.unanswered = unanswered(&known);
+        }
         let job = job_of(all);
         let causes = verdicts(&job, Patience::default());
         Survey::new(&job, &known, causes, self.begun.elapsed().as_secs_f64())
@@ -195,6 +201,16 @@ fn known(all: &[Process]) -> Vec<Known> {
         }
     }
     known
+}
+
+/// Returns the ranks of which nothing is heard, though they are not known to be dead.
+fn unanswered(known: &[Known]) -> Vec<Unanswered> {
+    let silent = known.iter().filter(|peer| !peer.answered && !peer.dead);
+    let of = |peer: &Known| {
+        let Known { comm, rank, place: Place { host, pid, .. }, .. } = peer;
+        Unanswered { comm: *comm, rank: *rank, host: host.clone(), pid: *pid }
+    };
+    silent.map(of).collect()
 }
 
 /// Returns whether there is such a process on this host.

@@ -15,6 +15,7 @@ use super::nccl::{Survey, json, text};
 use crate::config::Config;
 use crate::log::{self, Level, Subsystem};
 use crate::rank::inquiry;
+use crate::recorder;
 use client::Client;
 use collect::Collection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -86,6 +87,7 @@ fn serve() {
         .and_then(|(listeners, at)| Ok((Service::new(listeners, inquiry::listen()?, factor), at)));
     match listened {
         Ok((mut service, at)) => {
+            at.first().copied().into_iter().for_each(recorder::set_service);
             let at = at.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             log::line(Level::Info, Subsystem::Ras, &format!("the RAS service listens at {at}"));
             service.run();
@@ -274,7 +276,7 @@ impl Service {
             for client in &mut self.clients {
                 match client.listens_to(LIFECYCLE) {
                     Some(Format::Text) => client.tell(&text),
-                    Some(Format::Json) => client.tell(&json),
+                    Some(Format::Json | Format::Records) => client.tell(&json),
                     None => {}
                 }
             }
@@ -321,11 +323,12 @@ impl Service {
 
 /// Gives a report to those who wait for one and whose turn it is.
 fn give(clients: &mut [Client], is_due: impl Fn(&(Wanted, Instant)) -> bool, survey: &Survey) {
-    let kinds = [(Format::Text, false), (Format::Text, true), (Format::Json, false)];
+    let text = [false, true].map(|verbose| (Format::Text, verbose));
+    let kinds = text.into_iter().chain([(Format::Json, false), (Format::Records, false)]);
     for (format, verbose) in kinds {
         // Text alone may be verbose.
         let is =
-            |of: &Wanted| of.format == format && (of.verbose == verbose || format == Format::Json);
+            |of: &Wanted| of.format == format && (of.verbose == verbose || format != Format::Text);
         let is = |wanted: &(Wanted, Instant)| is(&wanted.0) && is_due(wanted);
         let asked = clients.iter_mut().filter(|client| client.wanted.as_ref().is_some_and(is));
         let mut asked = asked.peekable();
@@ -335,6 +338,7 @@ fn give(clients: &mut [Client], is_due: impl Fn(&(Wanted, Instant)) -> bool, sur
         let report = match format {
             Format::Text => text::report(survey, verbose),
             Format::Json => json::report(survey, &timestamp()),
+            Format::Records => survey.records() + "\n",
         };
         let report: Arc<[u8]> = report.into_bytes().into();
         for client in asked {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::op::descriptor::Descriptor;
 use crate::recorder::KernelCollective;
-use crate::recorder::read::{Awaited, KernelReport, OperationReport, RankReport};
+use crate::recorder::read::{Awaited, KernelReport, OperationReport, RankReport, Unanswered};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
 const SECOND: u64 = 1_000_000_000;
@@ -87,6 +87,8 @@ fn process(pid: u32, ranks: Vec<RankReport>) -> Process {
         read_ns: NOW,
         clock_set_ns: 0,
         left_out: false,
+        unanswered: Vec::new(),
+        service: String::new(),
         ranks,
     }
 }
@@ -303,6 +305,28 @@ fn ranks_are_late_only_beside_others_of_their_host() {
 }
 
 #[test]
+fn a_rank_that_does_not_answer_is_named_with_its_process_and_host() {
+    let waits = |places: &[(u64, u32)]| {
+        let mut process = process(1, vec![rank(0, 3, 2, Some(1))]);
+        let unanswered = |&(comm, rank): &(u64, u32)| Unanswered {
+            comm,
+            rank,
+            host: "192.0.2.2".to_owned(),
+            pid: 8,
+        };
+        process.unanswered = places.iter().map(unanswered).collect();
+        let [verdict] = &found(&[process])[..] else { panic!("one verdict") };
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Unseen, &[1][..]));
+        verdict.text.clone()
+    };
+    let comm = rank(0, 3, 2, None).comm;
+    let named = " for rank 1, which does not answer (process 8 on 192.0.2.2), for ";
+    assert!(waits(&[(comm, 0), (comm, 1)]).contains(named), "{}", waits(&[(comm, 1)]));
+    let unnamed = " for rank 1, of which nothing is seen here, for ";
+    assert!(waits(&[(comm + 1, 1), (comm, 0)]).contains(unnamed));
+}
+
+#[test]
 fn a_kernel_waits_for_a_rank_that_made_fewer_calls_or_whose_stream_is_held_up() {
     let on_gpu = |number: u32, issued: u64, waits: bool| {
         let mut rank = rank(number, issued, 0, waits.then_some(1 - number));
@@ -319,7 +343,13 @@ fn a_kernel_waits_for_a_rank_that_made_fewer_calls_or_whose_stream_is_held_up() 
 
 fn run(number: u64) -> KernelReport {
     let what = "all_reduce".to_owned();
-    KernelReport { number, call: None, what, begun_ns: NOW - 3 * SECOND, ended_ns: None }
+    KernelReport {
+        number: Some(number),
+        call: None,
+        what,
+        begun_ns: NOW - 3 * SECOND,
+        ended_ns: None,
+    }
 }
 
 #[test]

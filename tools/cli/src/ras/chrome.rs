@@ -35,9 +35,8 @@ fn meta(kind: &str, process: u64, thread: u64, name: &str) -> Value {
 }
 
 /// Returns the event of an operation: a span from its beginning to its end or, where it has not
-/// ended, to the moment at which it was read. Calls on a GPU are instants; the collectives of which
-/// kernels tell are in rows of their own, and of other operations the latest one is a span while a
-/// kernel waits.
+/// ended, to the moment at which it was read. Calls on a GPU are instants; what kernels tell of is
+/// in rows of their own, and of other operations the latest one is a span while a kernel waits.
 fn event(
     process: &Process,
     rank: &RankReport,
@@ -47,7 +46,9 @@ fn event(
     let state = state(process, rank, op);
     let until_now = (state != "completed").then_some(process.read_ns);
     let (begin_ns, end_ns) = match (rank.gpu, op.kind) {
-        (Some(_), Kind::Collective) => (op.called_ns, None),
+        (Some(_), kind) if kind == Kind::Collective || op.begun_ns.is_some() => {
+            (op.called_ns, None)
+        }
         _ => (op.begun_ns.unwrap_or(op.called_ns), op.ended_ns.or(until_now)),
     };
     let mut event = json!({
@@ -82,12 +83,12 @@ fn event(
     event
 }
 
-/// Returns the event of a collective on a GPU, which lasts until it was read if it has not ended.
+/// Returns the event of what runs on a GPU, which lasts until it was read if it has not ended.
 fn kernel(process: &Process, run: &KernelReport, (number, thread): (u64, u64)) -> Value {
     let end_ns = run.ended_ns.unwrap_or(process.read_ns);
     json!({
         "ph": "X",
-        "cat": Kind::Collective,
+        "cat": run.number.map_or(Kind::Exchange, |_| Kind::Collective),
         "name": run.what,
         "pid": number,
         "tid": thread,

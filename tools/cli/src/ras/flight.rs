@@ -156,10 +156,24 @@ pub(super) fn state(process: &Process, rank: &RankReport, op: &OperationReport) 
         (None, _) if op.begun_ns.is_some() => "started",
         (None, _) => "scheduled",
         (Some(_), Kind::Collective) => state_on_gpu(process, rank, op),
-        // Kernels of messages tell only that they wait.
-        (Some(_), _) if rank.waiting.is_none() => "completed",
-        (Some(_), _) if op.number.saturating_add(1) < rank.issued => "completed",
-        (Some(_), _) => "started",
+        (Some(_), _) => state_beside(process, rank, op),
+    }
+}
+
+/// Returns the state of what is no collective on a GPU. Of messages, kernels tell when they begin
+/// and end once in a while, and that they wait.
+fn state_beside(process: &Process, rank: &RankReport, op: &OperationReport) -> &'static str {
+    let earlier = rank.operations.iter().filter(|of| of.number < op.number);
+    let is_open = |of: &OperationReport| state_on_gpu(process, rank, of) != "completed";
+    let waits = rank.waiting.is_some_and(|waiting| waiting.collective.is_none());
+    let is_last = op.number.saturating_add(1) >= rank.issued;
+    if earlier.filter(|of| of.kind == Kind::Collective).any(is_open) {
+        return "scheduled";
+    }
+    match (op.begun_ns, op.ended_ns) {
+        _ if waits && is_last => "started",
+        (Some(_), None) => "started",
+        _ => "completed",
     }
 }
 
@@ -171,13 +185,13 @@ fn state_on_gpu(process: &Process, rank: &RankReport, op: &OperationReport) -> &
     /// with the difference of the clocks; and the time until somebody has looked at what they told.
     const UNTOLD_NS: u64 = 25_000_000;
     const UNSEEN_NS: u64 = 200_000_000;
-    let told = |run: &&KernelReport| run.call.is_some();
+    let told = |run: &&KernelReport| run.call.is_some() && run.number.is_some();
     let inside = rank.waiting.and_then(|waiting| waiting.collective);
     if let Some(inside) = inside {
         // The number of a call on the GPU, where graphs count, too.
         let ahead = rank.kernels.iter().rfind(told).and_then(|run| {
             let of = rank.operations.iter().find(|op| Some(op.number) == run.call)?;
-            run.number.checked_sub(of.of_kind)
+            run.number?.checked_sub(of.of_kind)
         });
         if ahead.is_none() && inside.number >= rank.collectives {
             // Graphs have run, and no call of which a kernel told is known any more.
@@ -324,8 +338,19 @@ mod tests {
     /// The states of three collectives that a rank on a GPU called, a second after each other, as
     /// read 10 s later; graphs replayed 5 before them.
     fn states(kernels: Value, waiting: Value) -> [&'static str; 3] {
+        states_of("collective", kernels, waiting)
+    }
+
+    /// The same of operations of some kind.
+    fn states_of(kind: &str, kernels: Value, waiting: Value) -> [&'static str; 3] {
         let times = (SECOND, 13 * SECOND);
-        let process = sample::on_gpu("collective", times, &kernels, &waiting);
+        let mut process = sample::on_gpu(kind, times, &kernels, &waiting);
+        let rank = &mut process.ranks[0];
+        for run in &rank.kernels {
+            let of = rank.operations.iter_mut().find(|op| Some(op.number) == run.call);
+            let of = of.into_iter().filter(|op| op.kind == Kind::Exchange);
+            of.for_each(|op| (op.begun_ns, op.ended_ns) = (Some(run.begun_ns), run.ended_ns));
+        }
         let rank = &process.ranks[0];
         let states = rank.operations.iter().map(|op| state(&process, rank, op));
         states.collect::<Vec<_>>().try_into().expect("three")
@@ -356,6 +381,20 @@ mod tests {
         assert_eq!(states(json!([]), waits_in(0)), ["started", "scheduled", "scheduled"]);
         // After many collectives of graphs.
         assert_eq!(states(json!([]), waits_in(1000)), ["completed", "completed", "started"]);
+    }
+
+    #[test]
+    fn messages_have_begun_if_a_kernel_tells_so_or_waits() {
+        let of = |runs: &[Value], waiting| states_of("exchange", json!(runs), waiting);
+        let mut runs = [run(0), run(1), run(2)];
+        runs.iter_mut().for_each(|run| run["number"] = Value::Null);
+        assert_eq!(of(&runs, Value::Null), ["completed"; 3]);
+        runs[2]["ended_ns"] = Value::Null;
+        assert_eq!(of(&runs, Value::Null), ["completed", "completed", "started"]);
+        let mut waits = waits_in(0);
+        waits["collective"] = Value::Null;
+        assert_eq!(of(&[], waits), ["completed", "completed", "started"]);
+        assert_eq!(of(&[], Value::Null), ["completed"; 3]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `oxccl ras`: what the ranks on this machine do, and why a job does not move.
 
 mod chrome;
+mod elsewhere;
 mod flight;
 mod network;
 mod prometheus;
@@ -14,7 +15,7 @@ use oxccl_runtime::ras::job::{self, Comm, Member, communicators};
 use oxccl_runtime::ras::status;
 use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
 use oxccl_runtime::recorder::Stage;
-use oxccl_runtime::recorder::read::{self, Awaited, KernelReport, PROC, Process, RankReport};
+use oxccl_runtime::recorder::read::{self, Awaited, PROC, Process, RankReport};
 use oxccl_runtime::recorder::wire;
 use std::collections::HashMap;
 use std::io::Write;
@@ -32,7 +33,8 @@ Examples:
   ssh node2 oxccl ras --json >node2.json; oxccl ras --from node2.json
 
 It reads what the processes of this user on this machine record, and asks none of them: so it also
-answers while all of them are stuck. Processes of other users need privileges.
+answers while all of them are stuck. Processes of other users need privileges. Where ranks are on
+other hosts, the RAS service of a process here is asked for them, for up to 2 s.
 
 Environment: none. NCCL_RAS_ADDR and its kin are those of the service, see oxccl env ras.
 
@@ -60,7 +62,7 @@ pub(crate) struct Options {
     /// The time in seconds from which on an operation counts as held up.
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS", global = true)]
     patience: f64,
-    /// Only processes with these numbers.
+    /// Of this machine only processes with these numbers.
     #[arg(long, value_name = "PID", global = true)]
     pid: Vec<u32>,
     /// A file that oxccl ras --json has written on another host, which is told of as well.
@@ -103,6 +105,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let mut processes = read::processes(Path::new(PROC));
     processes.retain(|process| options.pid.is_empty() || options.pid.contains(&process.pid));
     let here = processes.len();
+    elsewhere::ask(&mut processes);
     for path in &options.from {
         processes.extend(of_file(path)?);
         // A rank that is seen here, too, counts once.
@@ -130,13 +133,15 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 fn of_file(path: &Path) -> Result<Vec<Process>> {
     let failed = |cause: String| Error::File { path: path.display().to_string(), cause };
     let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
-    let document: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
-    let processes = document["processes"].as_array();
-    let processes =
-        processes.map(|all| all.iter().map(|of| wire::decode(of.to_string().as_bytes())));
-    let processes = processes.and_then(Iterator::collect::<Option<Vec<_>>>);
-    processes.ok_or_else(|| failed("it is not what oxccl ras --json writes".to_owned()))
+    of_document(&text).ok_or_else(|| failed("it is not what oxccl ras --json writes".to_owned()))
+}
+
+/// Returns the processes of a document that `oxccl ras --json` has written, or the service; `None`
+/// if it is none.
+fn of_document(text: &str) -> Option<Vec<Process>> {
+    let document: serde_json::Value = serde_json::from_str(text).ok()?;
+    let processes = document["processes"].as_array()?;
+    processes.iter().map(|of| wire::decode(of.to_string().as_bytes())).collect()
 }
 
 /// Returns the connections to other hosts that lose data or are slow.
@@ -257,8 +262,8 @@ fn row(member: &Member<'_>) -> String {
 
 /// Returns the words for the collectives that a rank's kernels tell of.
 fn on_gpu(rank: &RankReport) -> String {
-    let number = |run: &KernelReport| run.number.saturating_add(1);
-    match rank.kernels.iter().rfind(|run| run.ended_ns.is_some()).map(number) {
+    let ended = rank.kernels.iter().rev().filter(|run| run.ended_ns.is_some());
+    match ended.filter_map(|run| Some(run.number?.saturating_add(1))).next() {
         Some(ended) => format!(", {ended} collectives or more done on its GPU"),
         None => String::new(),
     }

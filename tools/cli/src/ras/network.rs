@@ -260,6 +260,8 @@ mod tests {
             clock_set_ns: 0,
             ranks: Vec::new(),
             left_out: false,
+            service: String::new(),
+            unanswered: Vec::new(),
         }
     }
 
