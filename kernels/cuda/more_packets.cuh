@@ -168,9 +168,9 @@ __device__ inline void run_more_packets(const LineProgram& p, const Multiply& mu
     copy_own(p);
     return;
   }
-  auto carry = [&](int role, int channel, uint64_t first, uint64_t step) {
+  auto carry = [&](int role, int, uint64_t first, uint64_t step) {
     int index = by_roles(p, threadIdx.x / 32);
-    PacketEdges<E, FOLDS>{p, first, step, channel, index}.run(role, multiply);
+    PacketEdges<E, FOLDS>{p, first, step, int(first), index}.run(role, multiply);
   };
   run_lines(p, carry, [] {});
   if (gridDim.x == p.blocks) copy_own(p);

@@ -163,7 +163,7 @@ struct SlotRun {
     Data v[RANKS];
     load_puts(ends, 1, first * In::BYTES, v);
     if (p.overlaps) begin_pair<true>(index);
-    if (p.puts == 0 || !begin(ends)) return;
+    if (!begin(ends)) return;
     uint32_t count = 0;
 #pragma unroll 1
     for (uint64_t unit = first; unit < p.units; unit += step) {
@@ -259,10 +259,10 @@ struct SlotRun {
   }
 
   __device__ void run(int role) const {
-    if (role == PUT) {
+    if (role == PUT && p.puts != 0) {
       put();
       if (p.overlaps) end_progress(index);
-    } else if (role == MIDDLE && p.middle_from != 0) {
+    } else if ((role == MIDDLE || p.roles == 1) && p.middle_from != 0) {
       middle();
     } else if (role + 1 == int(p.roles)) {
       take();
@@ -276,10 +276,10 @@ __device__ inline void run_more_slots(const LineProgram& p) {
     copy_own(p);
     return;
   }
-  auto carry = [&](int role, int channel, uint64_t first, uint64_t step) {
+  auto carry = [&](int role, int, uint64_t first, uint64_t step) {
     uint64_t scale = FOLDS && p.call.scaled ? scale_of(p.call) : 0;
     int index = by_roles(p, threadIdx.x / 32);
-    SlotRun<E, FOLDS, In>{p, scale, first, step, channel, index}.run(role);
+    SlotRun<E, FOLDS, In>{p, scale, first, step, int(first), index}.run(role);
   };
   run_lines(p, carry, [] {});
   if (gridDim.x == p.blocks) copy_own(p);

@@ -1,7 +1,7 @@
 //! Launching collectives over lines and chunks.
 
 use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, Kernels, launch};
-use crate::device::cuda::layout::chunk_rings;
+use crate::device::cuda::layout::{chunk_rings, line_rings};
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::align_elems;
 use crate::device::cuda::stream::Stream;
@@ -81,7 +81,7 @@ pub fn collective(
     let roles = roles(plan, unit);
     let clusters = gains_by_clusters(unit, bytes);
     let most_blocks = whole_clusters(u64::from(programs.blocks(cuda_rank.channels)), clusters);
-    let channels = abi::LINE_WARPS as u64 / roles;
+    let channels = channels(plan, roles);
     let shape = match unit {
         Unit::Packets | Unit::MediumPackets => Shape::of_packets(bytes, (most_blocks, channels)),
         Unit::Lines => {
@@ -149,11 +149,15 @@ impl Unit {
 
 /// Returns the warps that a channel has: one puts, one folds or takes, and one takes what is passed
 /// on. In packets, among more than two ranks, as many as the rank needs that needs most, with one
-/// for each edge and direction, and one that folds or passes on.
+/// for each edge and direction, and one that folds or passes on. In rooted collectives in one shot,
+/// among more than two ranks, each rank does one of it.
 fn roles(plan: &Plan, unit: Unit) -> u64 {
     let (others, apart) = (u64::from(plan.spec.nranks) - 1, results_apart(plan));
-    // There is memory for as many channels as have so many warps.
-    let least = if apart { 3 } else { 2 };
+    let least = match apart {
+        true => 3,
+        false if plan.spec.collective.rooted() && others > 1 && unit != Unit::Chunks => 1,
+        false => 2,
+    };
     if is_chain(plan) {
         return 1;
     }
@@ -169,6 +173,18 @@ fn roles(plan: &Plan, unit: Unit) -> u64 {
         Collective::Broadcast | Collective::Gather | Collective::Scatter => others,
     };
     needed.max(least)
+}
+
+/// Returns the channels of a thread block with so many warps each: as many as it has warps for, and
+/// as have memory.
+fn channels(plan: &Plan, roles: u64) -> u64 {
+    let warps = abi::LINE_WARPS as u64 / roles;
+    if is_chain(plan) {
+        return warps;
+    }
+    let sets = if results_apart(plan) { 2 } else { 1 };
+    let has = u64::from(line_rings(plan.spec.nranks).1) / sets / abi::MAX_CHANNELS as u64;
+    warps.min(has)
 }
 
 /// Returns the factor by which kernels divide by so many warps (`LineProgram::roles_inverse`).
@@ -593,8 +609,8 @@ mod tests {
         for plan in specs.flat_map(Plan::candidates).filter(|p| carry_plan(p) && !is_chain(p)) {
             let has = u64::from(line_rings(plan.spec.nranks).1);
             for unit in [Unit::Packets, Unit::MediumPackets, Unit::Lines] {
-                let warps = abi::LINE_WARPS as u64;
-                let channels = abi::MAX_CHANNELS as u64 * (warps / roles(&plan, unit).min(warps));
+                let roles = roles(&plan, unit).min(abi::LINE_WARPS as u64);
+                let channels = abi::MAX_CHANNELS as u64 * channels(&plan, roles);
                 let sets = if results_apart(&plan) { 2 } else { 1 };
                 assert!(sets * channels <= has, "{plan:?} {unit:?}");
                 assert!(sets == 1 || channels <= abi::SECOND_LINES as u64, "{plan:?} {unit:?}");
@@ -642,7 +658,8 @@ mod tests {
                 phases.puts.len() + usize::from(phases.middle.is_some()) + phases.takes.len()
             });
             let (roles, needed) = (roles(&plan, Unit::Packets), needed.max().unwrap_or(0));
-            let least = if results_apart(&plan) { 3 } else { 2 };
+            let rooted = plan.spec.collective.rooted();
+            let least = if results_apart(&plan) { 3 } else { 2 - u64::from(rooted) };
             assert_eq!(roles, least.max(needed as u64), "{plan:?}");
         }
         for (roles, warps) in (1..=16u32).flat_map(|r| (0..16u32).map(move |w| (r, w))) {
