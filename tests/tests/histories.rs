@@ -73,8 +73,8 @@ fn a_rank_that_stands_still_at_any_step_is_named_by_what_all_ranks_record() {
             assert_eq!(verdict.ranks, [found.victim], "seed {seed}: {found:#?}");
             let place = |operation: &String| {
                 let (_, after) = verdict.text.split_once(operation.as_str())?;
-                let step = after.contains(", step ") || operation.starts_with("send");
-                step.then_some(())
+                let named = |step: &u32| after.contains(&format!(", step {step})"));
+                (found.steps.iter().any(named) || operation.starts_with("send")).then_some(())
             };
             let is_named = found.operations.iter().any(|operation| place(operation).is_some());
             assert!(is_named, "seed {seed}: {found:#?}");

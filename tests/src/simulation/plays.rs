@@ -3,13 +3,13 @@
 use super::world::Place;
 use crate::sequence::{Framed, Random, outcome};
 use oxccl_plan::generate::{Algorithm, Needs};
-use oxccl_plan::ir::UserMemory;
+use oxccl_plan::ir::{From, UserMemory};
 use oxccl_plan::select::{Choice, Memory, Route};
-use oxccl_plan::{Collective, DataType, Plan, ReduceOp, Spec};
+use oxccl_plan::{Carrier, Collective, DataType, Op, Plan, ReduceOp, Spec};
 use oxccl_runtime::device::host;
 use oxccl_runtime::device::host::endpoint::Endpoint;
 use oxccl_runtime::device::host::task::Work;
-use oxccl_runtime::op::{self, Call, Programs, Transfer, Transfers};
+use oxccl_runtime::op::{self, Bound, Call, Programs, Transfer, Transfers};
 use std::sync::Arc;
 
 /// What a rank's memory is filled with as soon as its operation has ended.
@@ -33,6 +33,8 @@ pub(super) struct Operation {
 #[derive(Default)]
 pub(super) struct Part {
     work: Option<Template>,
+    /// The programs of a collective.
+    programs: Option<Arc<Programs>>,
     buffers: Vec<Framed>,
     /// Contents after success: buffer, first byte, bytes.
     expected: Vec<(usize, usize, Vec<u8>)>,
@@ -57,6 +59,27 @@ impl Part {
                 Work::Operation(endpoint.clone(), transfers.into())
             }
         })
+    }
+
+    /// Whether the programs of a collective wait for a rank at a step; there, and at the entry.
+    pub(super) fn waits_for(&self, rank: u32, step: u32) -> bool {
+        let Some(programs) = &self.programs else { return false };
+        let mut all = [Some(&programs.any), programs.mapped.as_ref()].into_iter().flatten();
+        step == 0
+            || all.any(|Bound { program, carrier, .. }| {
+                let in_packets = *carrier == Carrier::Packets;
+                program.ops.get(step as usize).is_some_and(|op| match op {
+                    Op::Send { peer, .. } | Op::Recv { peer, .. } | Op::RecvReduce { peer, .. } => {
+                        *peer == rank
+                    }
+                    Op::Wait { from: From::One(peer), .. } => *peer == rank,
+                    Op::Wait { from: From::All, .. } | Op::Acquire => true,
+                    // Packets carry their own signal.
+                    Op::Get { peer, .. } => in_packets && *peer == rank,
+                    Op::Reduce { .. } => in_packets,
+                    _ => false,
+                })
+            })
     }
 
     /// The first result that is wrong.
@@ -206,8 +229,10 @@ fn collective(
         let any_memory = route(any, Memory::Any);
         let mapped = user.map(|plan| route(plan, Memory::Mapped));
         let programs = Programs::new(&Choice { any_memory, mapped, engines: false }, rank);
-        let work = Some(Template::Collective(Arc::new(programs), call));
-        parts.push(Part { work, buffers, expected: vec![(0, at, expected)], ended: false });
+        let programs = Arc::new(programs);
+        let work = Some(Template::Collective(programs.clone(), call));
+        let (programs, expected) = (Some(programs), vec![(0, at, expected)]);
+        parts.push(Part { work, programs, buffers, expected, ended: false });
     }
     let algorithm = (count > 0).then_some(runs.algorithm);
     let writes = count > 0 && runs.layout.user_memory == UserMemory::Written;

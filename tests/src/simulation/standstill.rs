@@ -25,6 +25,8 @@ pub struct Standstill {
     pub held: bool,
     /// The operations that others have called and that have not ended, as texts begin with them.
     pub operations: Vec<String>,
+    /// The steps of collectives at which others wait, by what they record.
+    pub steps: Vec<u32>,
     /// The verdicts on it.
     pub verdicts: Vec<Verdict>,
 }
@@ -70,14 +72,15 @@ pub fn stand_still(seed: u64) -> Standstill {
     let stood_ns = own().read_ns;
     job.until_nobody_moves(&mut visits);
     let all = own();
-    let silent_ns = all.read_ns - stood_ns;
+    let (silent_ns, steps) = (all.read_ns - stood_ns, job.steps(&all, comm));
     let patience = Patience { waiting_ns: 0, creating_ns: u64::MAX, silent_ns };
     let mut verdicts = verdicts(&[all], patience);
     verdicts.retain(|verdict| verdict.comm == comm && verdict.cause != Cause::Slow);
     let others = || job.players.iter().enumerate().filter(|(rank, _)| *rank != victim);
     let open = others().filter_map(|(_, player)| player.task.as_ref());
     let operations = open.map(|(i, _)| job.operations[*i].recorded.clone()).collect::<Vec<_>>();
-    Standstill { victim: victim as u32, held: !operations.is_empty(), operations, verdicts }
+    let (victim, held) = (victim as u32, !operations.is_empty());
+    Standstill { victim, held, operations, steps, verdicts }
 }
 
 impl Job {
@@ -97,6 +100,24 @@ impl Job {
                 clock::advance(Duration::from_micros(self.random.below(1000)));
             }
         }
+    }
+
+    /// Returns the steps of collectives at which ranks but the one at fault record that they wait.
+    /// Requires that each of them is one at which its program waits for the recorded rank.
+    fn steps(&self, all: &Process, comm: u64) -> Vec<u32> {
+        let mut steps = Vec::new();
+        for report in all.ranks.iter().filter(|report| report.comm == comm) {
+            let rank = report.rank as usize;
+            let open = self.players[rank].task.as_ref().filter(|_| rank != self.victim);
+            let (Some((operation, _)), Some(waiting)) = (open, report.waiting) else { continue };
+            if let (Some(peer), Some(step)) = (waiting.peer, waiting.step) {
+                let Operation { what, parts, .. } = &self.operations[*operation];
+                let waits = parts[rank].waits_for(peer, step);
+                assert!(waits, "{what} of rank {rank} does not wait for {peer} at step {step}");
+                steps.push(step);
+            }
+        }
+        steps
     }
 
     /// Gives a rank its turn; returns whether it got anywhere.

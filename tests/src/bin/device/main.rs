@@ -137,7 +137,7 @@ const TESTS: &[Test] = &[
 ];
 
 /// The tests that are run a second time between two hosts, each with half of the ranks.
-const BETWEEN_HOSTS: [&str; 27] = [
+const BETWEEN_HOSTS: [&str; 29] = [
     "every collective, type and operation",
     "large and odd sizes",
     "send and receive",
@@ -164,6 +164,8 @@ const BETWEEN_HOSTS: [&str; 27] = [
     "messages that differ",
     "a rank that has left is awaited",
     "abort ends a running kernel",
+    "a limit ends a wait",
+    KILLED[2],
     KILLED[0],
 ];
 
