@@ -5,7 +5,7 @@ use oxccl_tests::missing;
 use oxccl_tests::network::apart;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -114,33 +114,50 @@ fn a_way_between_hosts_that_loses_data_is_told() {
 
 #[test]
 fn ranks_on_another_host_are_asked_for() {
+    let tried = Command::new("unshare").args(HIDDEN).arg("true").output();
+    if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
+        return missing("unshare", &format!("{tried:?}"));
+    }
     apart("ranks_on_another_host_are_asked_for", 2, |network| {
         let id = format!("{}:4000", network.address(0));
-        let mut job = Job::start(Path::new(OXCCL), 2, 2 * LIMIT, |rank, command| {
+        // Each is alone on its host, where it is process 1.
+        let mut job = Job::start(Path::new("unshare"), 2, 2 * LIMIT, |rank, command| {
             let arguments = "perf all_reduce --device host -b 1K -e 1K -n 100000000 -c 0";
-            network.enter(command, rank).args(arguments.split(' ')).env("NCCL_COMM_ID", &id);
+            command.args(HIDDEN).arg(OXCCL).args(arguments.split(' '));
+            network.enter(command, rank).env("NCCL_COMM_ID", &id);
         });
-        let pids = [0, 1].map(|rank| job.child(rank).id());
-        let start = Instant::now();
-        loop {
-            let mut command = Command::new(OXCCL);
-            // As if nothing else could be seen here.
-            command.args(["ras", "--json", "--pid", &pids[0].to_string()]);
-            let output = network.enter(bind_to_parent(&mut command), 0).output().expect("it runs");
+        let (launcher, start) = (job.child(0).id(), Instant::now());
+        let until = |is: &dyn Fn(&[Value]) -> bool| loop {
+            let first = children(launcher).first().map_or(0, |pid| *pid);
+            let mut command = Command::new("nsenter");
+            command.args(["--target", &first.to_string(), "--pid", "--mount", "--net"]);
+            command.args([OXCCL, "ras", "--json"]);
+            let output = bind_to_parent(&mut command).output().expect("it runs");
             let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-            let document: Value = serde_json::from_str(&printed).expect("JSON");
-            let processes = document["processes"].as_array().expect("a list");
-            let own = |of: &Value| (of["pid"].as_u64(), of["ranks"][0]["rank"].as_u64());
-            let seen: BTreeSet<_> = processes.iter().map(own).collect();
-            let all = [0, 1].map(|rank| (Some(u64::from(pids[rank])), Some(rank as u64)));
-            if seen == BTreeSet::from(all) && processes.len() == 2 {
-                break;
+            let document: Value = serde_json::from_str(&printed).unwrap_or_default();
+            if document["processes"].as_array().is_some_and(|all| is(all)) {
+                return document["causes"].clone();
             }
-            assert!(start.elapsed() < LIMIT, "{printed}");
+            assert!(start.elapsed() < LIMIT, "{output:?}");
             std::thread::sleep(PAUSE);
-        }
+        };
+        let is_rank = |of: &Value, rank: u32| {
+            let address = network.address(rank).to_string();
+            of["pid"] == 1 && of["address"] == address && of["ranks"][0]["rank"] == rank
+        };
+        until(&|all| all.len() == 2 && (0..2).all(|rank| is_rank(&all[rank as usize], rank)));
+        // Who was stopped does not answer, and is named.
+        let other = children(job.child(1).id())[0];
+        kill_process(Pid::from_raw(other as i32).expect("a process"), Signal::STOP).expect("it is");
+        let causes = until(&|all| all.len() == 1 && all[0]["unanswered"][0]["rank"] == 1);
+        let place = format!("does not answer (process 1 on {})", network.address(1));
+        let text = causes[0]["text"].as_str().unwrap_or_default();
+        assert!(causes[0]["cause"] != "unseen" || text.contains(&place), "{causes}");
     });
 }
+
+/// The options of `unshare` by which processes see no others and nobody's numbers.
+const HIDDEN: [&str; 5] = ["--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 #[test]
 fn a_cut_cable_is_told_while_nothing_has_failed() {

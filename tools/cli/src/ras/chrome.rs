@@ -1,15 +1,18 @@
 //! Trace events, as Perfetto and Chrome show them.
 
+use super::clocks;
 use super::flight::state;
 use oxccl_runtime::recorder::Kind;
 use oxccl_runtime::recorder::read::{KernelReport, OperationReport, Process, RankReport};
 use serde_json::{Value, json};
 
-/// Returns the operations of all ranks as trace events on the time axis of the time of day: a
-/// process for each process, a thread for each rank of a communicator in it.
+/// Returns the operations of all ranks as trace events on the time axis of the time of day of the
+/// first process: a process for each process, a thread for each rank of a communicator in it.
 pub(super) fn events(processes: &[Process]) -> String {
+    let ahead_ns = clocks::ahead_ns(processes);
     let mut events = Vec::new();
-    for (number, process) in (1u64..).zip(processes) {
+    for ((number, process), ahead_ns) in (1u64..).zip(processes).zip(ahead_ns) {
+        let first = events.len();
         let name = format!("{} {} ({})", process.host, process.pid, process.command);
         events.push(meta("process_name", number, 0, &name));
         for (thread, rank) in (1u64..).zip(&process.ranks) {
@@ -26,8 +29,23 @@ pub(super) fn events(processes: &[Process]) -> String {
                 events.extend(rank.kernels.iter().map(|run| kernel(process, run, row)));
             }
         }
+        if ahead_ns != 0 {
+            events[first..].iter_mut().for_each(|event| set_back(event, ahead_ns));
+        }
     }
     json!({ "displayTimeUnit": "ns", "traceEvents": events }).to_string()
+}
+
+/// Sets the times of an event back.
+fn set_back(event: &mut Value, ahead_ns: i64) {
+    let back = |time: &mut Value| {
+        if let Some(of) = time.as_f64() {
+            *time = (of - ahead_ns as f64 / 1e3).into();
+        }
+    };
+    for at in ["/ts", "/args/called_us"] {
+        event.pointer_mut(at).into_iter().for_each(back);
+    }
 }
 
 fn meta(kind: &str, process: u64, thread: u64, name: &str) -> Value {

@@ -1,45 +1,49 @@
 //! Ranks on other hosts: the RAS service of a process here asks for them.
 
 use super::of_document;
-use oxccl_runtime::ras::job::{self, communicators};
+use oxccl_runtime::ras::job::communicators;
 use oxccl_runtime::recorder::Stage;
 use oxccl_runtime::recorder::read::Process;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The time for which the service waits for processes of other hosts.
-const ANSWERS: Duration = Duration::from_secs(2);
-/// The time for which the service is waited for: that, and some for a busy machine.
-const SERVICE: Duration = Duration::from_secs(3);
+/// The time in seconds for which a service waits for processes of other hosts.
+const ANSWERS_S: u64 = 1;
+/// The time for which a service is waited for: that, and some for a busy machine. A process that
+/// was stopped does not answer.
+const SERVICE: Duration = Duration::from_millis(1500);
+/// The time for which all services are waited for.
+const ALL: Duration = Duration::from_secs(3);
 /// The most connections to a port: the processes of several jobs may share it, and the system
 /// gives a connection to any of them.
 const CONNECTIONS: usize = 16;
 /// The most bytes of an answer.
-const BYTES: u64 = 256 << 20;
+const BYTES: usize = 256 << 20;
 
-/// Adds what processes of other hosts answer, as far as ranks of running communicators are not seen
-/// here. A rank that is seen here counts as it is seen.
-pub(super) fn ask(processes: &mut Vec<Process>) {
-    let (wanted, services) = wanted(processes);
-    let (mut wanted, until) = (wanted, Instant::now() + SERVICE);
+/// Returns what processes answer for running communicators with ranks that are not seen here, those
+/// of this host included.
+pub(super) fn ask(processes: &[Process]) -> Vec<Process> {
+    let (mut wanted, services) = wanted(processes);
+    let (until, mut answers) = (Instant::now() + ALL, Vec::new());
     for service in services {
         for _ in 0..CONNECTIONS {
             let left = until.saturating_duration_since(Instant::now());
             if wanted.is_empty() || left.is_zero() {
-                return;
+                return answers;
             }
-            let Some(answer) = answer(service, left) else { break };
+            let Ok(stream) = TcpStream::connect_timeout(&service, left.min(SERVICE)) else { break };
+            let answer = answer(stream, left.min(SERVICE)).unwrap_or_default();
             let told: BTreeSet<u64> =
                 answer.iter().flat_map(|process| &process.ranks).map(|rank| rank.comm).collect();
-            if wanted.is_disjoint(&told) {
-                continue;
+            if !wanted.is_disjoint(&told) {
+                wanted.retain(|comm| !told.contains(comm));
+                answers.extend(answer);
             }
-            wanted.retain(|comm| !told.contains(comm));
-            add(processes, answer);
         }
     }
+    answers
 }
 
 /// Returns the running communicators with ranks that are not seen, and the services to ask.
@@ -52,34 +56,22 @@ fn wanted(processes: &[Process]) -> (BTreeSet<u64>, BTreeSet<SocketAddr>) {
     (comms.iter().map(|comm| comm.number).collect(), services)
 }
 
-/// Adds the processes of an answer.
-fn add(processes: &mut Vec<Process>, answer: Vec<Process>) {
-    for process in &answer {
-        let is_it = |of: &&mut Process| (&of.address, of.pid) == (&process.address, process.pid);
-        if let Some(here) = processes.iter_mut().find(is_it) {
-            here.unanswered.clone_from(&process.unanswered);
-        }
-    }
-    processes.extend(answer);
-    job::refuse(processes, &HashMap::new());
-    processes.retain(|process| !process.ranks.is_empty());
-}
-
 /// Returns what a service answers within a time; `None` if it does not answer as it should, as one
 /// of an older version.
-fn answer(service: SocketAddr, limit: Duration) -> Option<Vec<Process>> {
-    let mut stream = TcpStream::connect_timeout(&service, limit).ok()?;
-    stream.set_read_timeout(Some(limit)).ok()?;
-    let asked = format!("TIMEOUT {}\nSET FORMAT records\nSTATUS\n", ANSWERS.as_secs());
+fn answer(mut stream: TcpStream, limit: Duration) -> Option<Vec<Process>> {
+    let until = Instant::now() + limit;
+    let asked = format!("TIMEOUT {ANSWERS_S}\nSET FORMAT records\nSTATUS\n");
+    stream.set_write_timeout(Some(limit)).ok()?;
     stream.write_all(asked.as_bytes()).ok()?;
-    let (mut text, until) = (Vec::new(), Instant::now() + limit);
-    let mut part = [0; 1 << 16];
+    let (mut text, mut part) = (Vec::new(), [0; 1 << 16]);
     loop {
+        let left = until.saturating_duration_since(Instant::now());
+        stream.set_read_timeout(Some(left).filter(|left| !left.is_zero())).ok()?;
         match stream.read(&mut part).ok()? {
             0 => break,
             n => text.extend_from_slice(&part[..n]),
         }
-        if text.len() as u64 > BYTES || Instant::now() > until {
+        if text.len() > BYTES || left.is_zero() {
             return None;
         }
     }

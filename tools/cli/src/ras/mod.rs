@@ -1,6 +1,7 @@
 //! `oxccl ras`: what the ranks on this machine do, and why a job does not move.
 
 mod chrome;
+mod clocks;
 mod elsewhere;
 mod flight;
 mod network;
@@ -17,7 +18,7 @@ use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
 use oxccl_runtime::recorder::Stage;
 use oxccl_runtime::recorder::read::{self, Awaited, PROC, Process, RankReport};
 use oxccl_runtime::recorder::wire;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,7 +35,7 @@ Examples:
 
 It reads what the processes of this user on this machine record, and asks none of them: so it also
 answers while all of them are stuck. Processes of other users need privileges. Where ranks are on
-other hosts, the RAS service of a process here is asked for them, for up to 2 s.
+other hosts, the RAS service of a process here is asked for them, for up to 3 s.
 
 Environment: none. NCCL_RAS_ADDR and its kin are those of the service, see oxccl env ras.
 
@@ -102,14 +103,24 @@ enum Format {
 const FEW: usize = 8;
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let mut processes = read::processes(Path::new(PROC));
-    processes.retain(|process| options.pid.is_empty() || options.pid.contains(&process.pid));
+    let is_wanted = |pid: u32| options.pid.is_empty() || options.pid.contains(&pid);
+    let look = || {
+        let mut processes = read::processes(Path::new(PROC));
+        processes.retain(|process| is_wanted(process.pid));
+        processes
+    };
+    let mut processes = look();
+    let mut answers = elsewhere::ask(&processes);
+    if !answers.is_empty() {
+        // As they are once the others have answered.
+        processes = look();
+    }
     let here = processes.len();
-    elsewhere::ask(&mut processes);
+    let addresses: HashSet<_> = processes.iter().map(|process| process.address.clone()).collect();
+    answers.retain(|of| is_wanted(of.pid) || !addresses.contains(&of.address));
+    add(&mut processes, answers);
     for path in &options.from {
-        processes.extend(of_file(path)?);
-        // A rank that is seen here, too, counts once.
-        job::refuse(&mut processes, &HashMap::new());
+        add(&mut processes, of_file(path)?);
     }
     let waiting_ns = (options.patience.max(0.0) * 1e9) as u64;
     let creating_ns = waiting_ns.saturating_mul(2);
@@ -127,6 +138,25 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     };
     let held_up = causes.iter().any(|verdict| verdict.cause.holds_up());
     Ok(if held_up { ExitCode::from(2) } else { ExitCode::SUCCESS })
+}
+
+/// Adds processes that others have told of, without what cannot be, and ranks that are there.
+fn add(processes: &mut Vec<Process>, told: Vec<Process>) {
+    let (seen, mut all) = (processes.len(), processes.clone());
+    let ranks = processes.iter().flat_map(|process| &process.ranks);
+    let sizes: HashMap<_, _> = ranks.map(|rank| (rank.comm, rank.nranks)).collect();
+    all.extend(told.iter().cloned());
+    job::refuse(&mut all, &sizes);
+    processes.extend(all.drain(seen..).filter(|process| !process.ranks.is_empty()));
+    // What somebody knows of ranks that do not answer, who is seen here, too, knows.
+    let is_one = |a: &Process, b: &Process| {
+        let mut ranks = a.ranks.iter().map(|rank| (rank.comm, rank.rank));
+        ranks.any(|rank| b.ranks.iter().any(|of| (of.comm, of.rank) == rank))
+    };
+    for process in told.iter().filter(|process| !process.unanswered.is_empty()) {
+        let here = processes[..seen].iter_mut().filter(|here| is_one(here, process));
+        here.for_each(|here| here.unanswered.clone_from(&process.unanswered));
+    }
 }
 
 /// Returns the processes of a file that `oxccl ras --json` has written.

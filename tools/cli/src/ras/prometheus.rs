@@ -95,8 +95,9 @@ fn bandwidths(rank: &RankReport) -> Vec<(&'static str, f64)> {
             let kind = op.descriptor.call().map_or(OTHER, |(collective, ..)| collective.name());
             if let (Some(begun), Some(ended)) = (op.begun_ns, op.ended_ns)
                 && kind == name
-                // Waits for signals move nothing.
+                // Waits for signals move nothing, and kernels tell of parts of messages.
                 && op.kind != Kind::Wait
+                && !(op.kind == Kind::Exchange && rank.gpu.is_some())
             {
                 bytes += op.bytes;
                 ns += ended.saturating_sub(begun);
