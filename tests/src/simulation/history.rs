@@ -11,6 +11,7 @@ use crate::sequence::Random;
 use oxccl_plan::generate::Algorithm;
 use oxccl_runtime::device::host::collective::Budget;
 use oxccl_runtime::device::host::task::{Step, Task};
+use oxccl_runtime::error::Site;
 use oxccl_runtime::{Code, Error, Result, clock};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -340,6 +341,8 @@ impl History {
                 let right = stopped || self.blames(rank, error);
                 let trouble = &self.trouble;
                 assert!(right, "rank {rank}, operation {operation} ({what}): {error}; {trouble:?}");
+                let placed = error.site().is_none_or(|site| self.is_place(rank, site));
+                assert!(placed, "rank {rank}, operation {operation} ({what}): {error}");
                 self.failing_since.get_or_insert_with(clock::now);
             }
         }
@@ -347,6 +350,14 @@ impl History {
             self.operations[operation].parts[rank].repaint();
         }
         self.players[rank].outcomes[operation] = Some(result);
+    }
+
+    /// Whether a rank can be where an error says: in a collective, at a step of its program, or
+    /// after the last one.
+    fn is_place(&self, rank: usize, site: &Site) -> bool {
+        let Ok(step) = usize::try_from(site.step) else { return true };
+        let mut all = self.operations.iter().filter(|of| of.recorded.starts_with(site.operation));
+        all.any(|of| of.parts[rank].steps().is_some_and(|steps| step <= steps))
     }
 
     /// Whether an error says who is to blame.

@@ -61,24 +61,34 @@ impl Part {
         })
     }
 
-    /// Whether the programs of a collective wait for a rank at a step; there, and at the entry.
+    /// The most steps of the programs of a collective; None for sends and receives.
+    pub(super) fn steps(&self) -> Option<usize> {
+        let programs = self.programs.as_ref()?;
+        let all = [Some(&programs.any), programs.mapped.as_ref()].into_iter().flatten();
+        all.map(|bound| bound.program.ops.len()).max()
+    }
+
+    /// Whether the programs of a collective wait for a rank at a step; they do at the entry, and
+    /// after their last step, until the peers have read.
     pub(super) fn waits_for(&self, rank: u32, step: u32) -> bool {
         let Some(programs) = &self.programs else { return false };
         let mut all = [Some(&programs.any), programs.mapped.as_ref()].into_iter().flatten();
         step == 0
             || all.any(|Bound { program, carrier, .. }| {
                 let in_packets = *carrier == Carrier::Packets;
-                program.ops.get(step as usize).is_some_and(|op| match op {
-                    Op::Send { peer, .. } | Op::Recv { peer, .. } | Op::RecvReduce { peer, .. } => {
-                        *peer == rank
-                    }
-                    Op::Wait { from: From::One(peer), .. } => *peer == rank,
-                    Op::Wait { from: From::All, .. } | Op::Acquire => true,
-                    // Packets carry their own signal.
-                    Op::Get { peer, .. } => in_packets && *peer == rank,
-                    Op::Reduce { .. } => in_packets,
-                    _ => false,
-                })
+                let at = step as usize;
+                at == program.ops.len()
+                    || program.ops.get(at).is_some_and(|op| match op {
+                        Op::Send { peer, .. }
+                        | Op::Recv { peer, .. }
+                        | Op::RecvReduce { peer, .. } => *peer == rank,
+                        Op::Wait { from: From::One(peer), .. } => *peer == rank,
+                        Op::Wait { from: From::All, .. } | Op::Acquire => true,
+                        // Packets carry their own signal.
+                        Op::Get { peer, .. } => in_packets && *peer == rank,
+                        Op::Reduce { .. } => in_packets,
+                        _ => false,
+                    })
             })
     }
 
