@@ -643,7 +643,7 @@ typedef struct Message {
   // The first word of the descriptor.
   uint32_t what;
   // Slots of lines that a unit of the message takes; 0 if it travels in chunks, or
-  // [`SLOT_OF_PACKETS`].
+  // [`SLOT_OF_PACKETS`](super::SLOT_OF_PACKETS).
   uint32_t slots;
   // The upper half of the numbers of the message's lines.
   uint32_t digest;

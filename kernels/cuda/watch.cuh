@@ -8,7 +8,7 @@ namespace oxccl {
 
 constexpr uint64_t PATIENCE_NS = 20000;  // of spinning, before anything slow is looked at
 constexpr uint64_t LOOK_NS = 500000;     // between looks at what is slow
-constexpr uint64_t TELL_NS = 100000;     // between collectives of which the host is told
+constexpr uint64_t TELL_NS = 100000;     // between what the host is told of
 
 __device__ inline uint64_t now_ns() {
   uint64_t t;
@@ -255,7 +255,7 @@ __device__ inline void tell_host(volatile void* to, uint64_t first, uint64_t sec
                : "memory");
 }
 
-// Returns where the host is told of a collective.
+// Returns where the host is told of what runs.
 __device__ inline volatile Run* place_of(const Rank& r, uint64_t telling) {
   return &reinterpret_cast<volatile Control*>(r.control)->runs[telling % RUNS];
 }

@@ -16,7 +16,7 @@ pub struct Message {
     /// The first word of the descriptor.
     pub what: u32,
     /// Slots of lines that a unit of the message takes; 0 if it travels in chunks, or
-    /// [`SLOT_OF_PACKETS`].
+    /// [`SLOT_OF_PACKETS`](super::SLOT_OF_PACKETS).
     pub slots: u32,
     /// The upper half of the numbers of the message's lines.
     pub digest: u32,

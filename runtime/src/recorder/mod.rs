@@ -85,7 +85,7 @@ pub struct Section {
     name: Text<8>,
     failure: Text<64>,
     entries: [Entry; OPERATIONS],
-    /// The latest collectives on the GPU.
+    /// The latest collectives and messages on the GPU.
     kernels: [kernels::Words; OPERATIONS],
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Control {
     runs: Mutex<Runs>,
 }
 
-/// The collectives of which kernels have told, as far as they are recorded.
+/// The collectives and messages of which kernels have told, as far as they are recorded.
 #[derive(Default)]
 struct Runs {
     clock: GpuClock,

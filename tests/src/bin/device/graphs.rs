@@ -1,16 +1,17 @@
 //! Captured operations.
 
 use crate::rank::{
-    Call, Memory, Outcome, Rank, Replay, choose, group, last_error, ok, one, stream, sum,
+    Call, Memory, Outcome, Rank, Replay, choose, devices, group, last_error, ok, one, stream, sum,
     synchronize, unique_id, words,
 };
+use cudarc::driver::sys;
 use oxccl::nccl::comm::ncclCommDestroy;
 use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::oxccl::stream::oxcclStreamHostFunc;
 use oxccl::oxccl::types::oxcclCaptureMode_t::{
     self, oxcclCaptureGlobal, oxcclCaptureRelaxed, oxcclCaptureThreadLocal,
 };
-use oxccl::oxccl::types::oxcclStream_t;
+use oxccl::oxccl::types::{oxcclDeviceKind_t, oxcclStream_t};
 use oxccl_plan::ReduceOp;
 use std::ffi::c_void;
 use std::sync::{Barrier, Condvar, Mutex};
@@ -112,14 +113,40 @@ pub(crate) fn replays(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Replays and eager calls of one communicator, outstanding together on two streams.
+/// Replays of several calls and eager calls of one communicator, outstanding together on two
+/// streams.
 pub(crate) fn mixed(ranks: &[Rank]) -> Outcome {
+    beside_eager_calls(ranks, |_| Ok(()))
+}
+
+/// The same with memory of the graph between the calls: there no dependency can be taken away.
+pub(crate) fn allocating(ranks: &[Rank]) -> Outcome {
+    beside_eager_calls(ranks, |stream| {
+        if devices().0 != oxcclDeviceKind_t::oxcclDeviceCuda {
+            return Ok(());
+        }
+        let (mut at, stream) = (0, stream.cast());
+        // SAFETY: a place for the address, and a living stream of CUDA.
+        let freed = unsafe {
+            let allocated = sys::cuMemAllocAsync(&mut at, BYTES, stream).result();
+            allocated.and_then(|()| sys::cuMemFreeAsync(at, stream).result())
+        };
+        freed.map_err(|e| e.to_string())
+    })
+}
+
+fn beside_eager_calls(ranks: &[Rank], between: fn(oxcclStream_t) -> Outcome) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(4 * BYTES)?;
     let at = |part: usize| memory.at.wrapping_byte_add(part * BYTES);
     let second = stream()?;
+    let most = Call { op: ReduceOp::Max, ..sum(COUNT) };
     let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, || {
-        ok(rank.call(sum(COUNT), at(0), at(1)))
+        ok(rank.call(sum(COUNT), at(0), at(1)))?;
+        (0..2).try_for_each(|_| {
+            between(rank.stream)?;
+            ok(rank.call(most, at(1), at(1)))
+        })
     })?;
     let scale: i32 = (1..=rank.nranks).sum();
     for round in 1..200 {

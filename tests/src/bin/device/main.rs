@@ -84,6 +84,7 @@ const TESTS: &[Test] = &[
     Test { name: "others work during a capture", layouts: SINGLE, body: graphs::others_work },
     Test { name: "100 000 replays", layouts: THREADS, body: graphs::replays },
     Test { name: "captured and eager mixed", layouts: APART, body: graphs::mixed },
+    Test { name: "captured beside allocations", layouts: APART, body: graphs::allocating },
     Test { name: "messages captured", layouts: APART, body: graphs::messages },
     Test { name: "destroyed before its graphs", layouts: THREADS, body: graphs::destroyed_first },
     Test { name: "captured on some ranks only", layouts: THREADS, body: graphs::some_captured },

@@ -150,7 +150,7 @@ impl Unit {
 /// Returns the warps that a channel has: one puts, one folds or takes, and one takes what is passed
 /// on. In packets, among more than two ranks, as many as the rank needs that needs most, with one
 /// for each edge and direction, and one that folds or passes on. In rooted collectives in one shot,
-/// among more than two ranks, each rank does one of it.
+/// among more than two ranks, each rank has only one of these roles.
 fn roles(plan: &Plan, unit: Unit) -> u64 {
     let (others, apart) = (u64::from(plan.spec.nranks) - 1, results_apart(plan));
     let least = match apart {
@@ -610,8 +610,11 @@ mod tests {
             let has = u64::from(line_rings(plan.spec.nranks).1);
             for unit in [Unit::Packets, Unit::MediumPackets, Unit::Lines] {
                 let roles = roles(&plan, unit).min(abi::LINE_WARPS as u64);
-                let channels = abi::MAX_CHANNELS as u64 * channels(&plan, roles);
                 let sets = if results_apart(&plan) { 2 } else { 1 };
+                let (warps, channels) = (abi::LINE_WARPS as u64 / roles, channels(&plan, roles));
+                // There are more warps than memory only where each has a channel.
+                assert!(channels == warps || roles == 1, "{plan:?} {unit:?}");
+                let channels = abi::MAX_CHANNELS as u64 * channels;
                 assert!(sets * channels <= has, "{plan:?} {unit:?}");
                 assert!(sets == 1 || channels <= abi::SECOND_LINES as u64, "{plan:?} {unit:?}");
             }

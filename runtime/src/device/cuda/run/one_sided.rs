@@ -95,6 +95,9 @@ fn merged(list: &[Awaiting]) -> Vec<abi::Awaited> {
 
 fn wait(cuda_rank: &Arc<CudaRank>, list: &[Awaiting], stream: Stream) -> Result<()> {
     let all = merged(list);
+    if all.is_empty() {
+        return Ok(());
+    }
     let (what, _) = Descriptor::signals(0).to_words();
     let shape = (1, abi::AWAITED.next_multiple_of(32) as u32 + 32);
     cuda_rank.launch(stream, || {
