@@ -46,12 +46,10 @@ pub(super) fn ahead_ns(processes: &[Process]) -> Vec<i64> {
         known.insert(first, 0);
         let mut reached = vec![first];
         while let Some(from) = reached.pop() {
-            for (&(_, to), of) in bounds.range((from, Host::default())..) {
-                if !bounds.contains_key(&(from, to)) {
-                    break;
-                }
+            let others = bounds.range((from, Host::default())..);
+            for (&(_, to), of) in others.take_while(|((of, _), _)| *of == from) {
                 if of.least <= of.most && !known.contains_key(&to) {
-                    known.insert(to, known[&from] + 0.clamp(of.least, of.most));
+                    known.insert(to, known[&from].saturating_add(0.clamp(of.least, of.most)));
                     reached.push(to);
                 }
             }
@@ -134,7 +132,23 @@ mod tests {
         assert_eq!(ahead(&process("b", [None; 3])), [0, 0]);
         // What cannot be, as of ranks that count differently, tells nothing either.
         assert_eq!(ahead(&process("b", ms([(500, 510), (10, 20), (20, 30)]))), [0, 0]);
-        // Over a third host.
+        // Over a third host; the first and the last one contradict each other.
+        let of = |host: &str, comm: u64, shift: u64| {
+            let mut process = with(shift, same);
+            (process.host, process.ranks[0].comm) = (host.to_owned(), comm);
+            process
+        };
+        let both = |mut process: Process, other: Process| {
+            process.ranks.extend(other.ranks);
+            process
+        };
+        let mut odd = of("a", 9, 0);
+        odd.ranks[0].operations[2].ended_ns = Some(1);
+        let b = both(of("b", 1, 0), of("b", 9, 0));
+        let c = both(of("c", 1, 7000), of("c", 2, 7000));
+        let all = ahead_ns(&[b, c, both(of("a", 2, 9000), odd)]);
+        assert_eq!(all, [0, 6999 * MS as i64, (6999 + 1999) * MS as i64]);
+        // Where nobody connects hosts, each has its own clock.
         let (second, third) = (with(5000, same), process("c", [None; 3]));
         let all = ahead_ns(&[third, here.clone(), second, here.clone()]);
         assert_eq!(all, [0, 0, 4999 * MS as i64, 0]);

@@ -33,8 +33,9 @@ pub(super) fn ask(processes: &[Process]) -> Vec<Process> {
             if wanted.is_empty() || left.is_zero() {
                 return answers;
             }
+            let limit = Instant::now() + left.min(SERVICE);
             let Ok(stream) = TcpStream::connect_timeout(&service, left.min(SERVICE)) else { break };
-            let answer = answer(stream, left.min(SERVICE)).unwrap_or_default();
+            let answer = answer(stream, limit).unwrap_or_default();
             let told: BTreeSet<u64> =
                 answer.iter().flat_map(|process| &process.ranks).map(|rank| rank.comm).collect();
             if !wanted.is_disjoint(&told) {
@@ -56,23 +57,21 @@ fn wanted(processes: &[Process]) -> (BTreeSet<u64>, BTreeSet<SocketAddr>) {
     (comms.iter().map(|comm| comm.number).collect(), services)
 }
 
-/// Returns what a service answers within a time; `None` if it does not answer as it should, as one
+/// Returns what a service answers until a time; `None` if it does not answer as it should, as one
 /// of an older version.
-fn answer(mut stream: TcpStream, limit: Duration) -> Option<Vec<Process>> {
-    let until = Instant::now() + limit;
+fn answer(mut stream: TcpStream, until: Instant) -> Option<Vec<Process>> {
     let asked = format!("TIMEOUT {ANSWERS_S}\nSET FORMAT records\nSTATUS\n");
-    stream.set_write_timeout(Some(limit)).ok()?;
     stream.write_all(asked.as_bytes()).ok()?;
     let (mut text, mut part) = (Vec::new(), [0; 1 << 16]);
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        stream.set_read_timeout(Some(left).filter(|left| !left.is_zero())).ok()?;
+        if left.is_zero() || text.len() > BYTES {
+            return None;
+        }
+        stream.set_read_timeout(Some(left)).ok()?;
         match stream.read(&mut part).ok()? {
             0 => break,
             n => text.extend_from_slice(&part[..n]),
-        }
-        if text.len() > BYTES || left.is_zero() {
-            return None;
         }
     }
     of_document(std::str::from_utf8(&text).ok()?.strip_prefix("OK\nOK\n")?)

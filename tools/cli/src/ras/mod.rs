@@ -33,9 +33,9 @@ Examples:
   oxccl ras dump svg job.svg
   ssh node2 oxccl ras --json >node2.json; oxccl ras --from node2.json
 
-It reads what the processes of this user on this machine record, and asks none of them: so it also
-answers while all of them are stuck. Processes of other users need privileges. Where ranks are on
-other hosts, the RAS service of a process here is asked for them, for up to 3 s.
+It reads what the processes of this user on this machine record, so it also answers while all of
+them are stuck. Processes of other users need privileges. Where ranks are on other hosts, the RAS
+service of a process here is asked for them, for up to 3 s.
 
 Environment: none. NCCL_RAS_ADDR and its kin are those of the service, see oxccl env ras.
 
@@ -110,7 +110,10 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         processes
     };
     let mut processes = look();
-    let mut answers = elsewhere::ask(&processes);
+    // Each host has a collector of metrics.
+    let is_metrics =
+        matches!(options.action, Some(Action::Dump { format: Format::Prometheus, .. }));
+    let mut answers = if is_metrics { Vec::new() } else { elsewhere::ask(&processes) };
     if !answers.is_empty() {
         // As they are once the others have answered.
         processes = look();
@@ -250,7 +253,7 @@ fn head(comm: &Comm<'_>) -> String {
     let unseen = match (unseen, comm.stage()) {
         (0, _) => String::new(),
         (_, Stage::Creating) => format!(", {unseen} of them have not come, or are elsewhere"),
-        _ => format!(", {unseen} of them not on this machine, or ended"),
+        _ => format!(", {unseen} of them not seen"),
     };
     let stage = comm.stage().name();
     format!("{}: {} ranks{unseen}, {stage}", comm.title(), comm.nranks)
