@@ -23,8 +23,13 @@ path = "main.rs"
 /// Returns the version of the crate that the workspace has, and the folder of its source.
 fn crate_source() -> (String, PathBuf) {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
+    let version = succeed(Command::new(rustc).arg("-vV"));
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
     let mut command = Command::new(cargo);
     command.current_dir(ROOT).args(["metadata", "--offline", "--format-version", "1"]);
+    // What other systems would need may never have been loaded here.
+    command.args(["--filter-platform", host]);
     let output = command.output().expect("it runs").stdout;
     let metadata: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
     let packages = metadata["packages"].as_array().expect("packages");
