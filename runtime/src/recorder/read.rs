@@ -57,7 +57,7 @@ pub struct Unanswered {
     pub rank: u32,
     /// The address of its host.
     pub host: String,
-    /// Its process.
+    /// The id of its process.
     pub pid: u32,
 }
 

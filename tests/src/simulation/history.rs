@@ -352,8 +352,8 @@ impl History {
         self.players[rank].outcomes[operation] = Some(result);
     }
 
-    /// Whether a rank can be where an error says: in a collective, at a step of its program, or
-    /// after the last one.
+    /// Returns whether a rank can be where an error says: in a collective, at a step of its
+    /// program, or after the last one.
     fn is_place(&self, rank: usize, site: &Site) -> bool {
         let Ok(step) = usize::try_from(site.step) else { return true };
         let mut all = self.operations.iter().filter(|of| of.recorded.starts_with(site.operation));

@@ -61,15 +61,15 @@ impl Part {
         })
     }
 
-    /// The most steps of the programs of a collective; None for sends and receives.
+    /// Returns the most steps of the programs of a collective; None for sends and receives.
     pub(super) fn steps(&self) -> Option<usize> {
         let programs = self.programs.as_ref()?;
         let all = [Some(&programs.any), programs.mapped.as_ref()].into_iter().flatten();
         all.map(|bound| bound.program.ops.len()).max()
     }
 
-    /// Whether the programs of a collective wait for a rank at a step; they do at the entry, and
-    /// after their last step, until the peers have read.
+    /// Returns whether the programs of a collective wait for a rank at a step; they do at the
+    /// entry, and after their last step, until the peers have read.
     pub(super) fn waits_for(&self, rank: u32, step: u32) -> bool {
         let Some(programs) = &self.programs else { return false };
         let mut all = [Some(&programs.any), programs.mapped.as_ref()].into_iter().flatten();

@@ -19,7 +19,7 @@ pub enum Format {
     Text,
     /// A JSON document.
     Json,
-    /// What the processes record, as a JSON document of ours; NCCL has no such format.
+    /// A JSON document of ours with what the processes record; NCCL has no such format.
     Records,
 }
 
