@@ -62,6 +62,21 @@ pub fn leave_the_machine() -> Result<(), String> {
     ip("link set lo up")
 }
 
+/// The options of `unshare` by which a command's processes see no others and nobody's numbers, as
+/// in a container: the first one has number 1.
+pub const HIDDEN: [&str; 5] =
+    ["--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
+
+/// Returns whether processes may be hidden so; the test is skipped where that is not permitted.
+pub fn can_hide() -> bool {
+    let tried = Command::new("unshare").args(HIDDEN).arg("true").output();
+    let can = tried.as_ref().is_ok_and(|tried| tried.status.success());
+    if !can {
+        missing("unshare", &format!("{tried:?}"));
+    }
+    can
+}
+
 /// The variable of a process that has a network of its own.
 const APART: &str = "OXCCL_TEST_APART";
 

@@ -2,6 +2,7 @@
 
 use oxccl_tests::job::{Job, wait_until};
 use oxccl_tests::missing;
+use oxccl_tests::network::{HIDDEN, can_hide};
 use oxccl_tests::sequence::Random;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
@@ -10,7 +11,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Result, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
@@ -396,25 +397,6 @@ fn who_listens_hears_of_the_death_of_a_process_and_it_is_missing_then() {
     end(job, 3);
 }
 
-/// Returns whether processes may be hidden from each other, as containers hide them.
-fn can_hide() -> bool {
-    let tried = hidden().arg("true").output();
-    let why = match tried {
-        Ok(output) if output.status.success() => return true,
-        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
-        Err(error) => error.to_string(),
-    };
-    missing("unshare", &why);
-    false
-}
-
-/// Returns the command that starts another one, whose processes see no others and nobody's numbers.
-fn hidden() -> Command {
-    let mut command = Command::new("unshare");
-    command.args(["--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    command
-}
-
 #[test]
 fn the_ranks_of_other_hosts_are_told_or_missing_in_time() {
     if !can_hide() {
@@ -423,7 +405,7 @@ fn the_ranks_of_other_hosts_are_told_or_missing_in_time() {
     let ports = [Port::new(), Port::new(), Port::new()];
     // Rank 1 calls one operation less. Each is alone on its host, where it is process 1.
     let mut job = Job::start(Path::new("unshare"), 3, LIFE, |rank, command| {
-        command.args(hidden().get_args()).arg(RANK).args(["stuck", "skip", "1", "3", "0"]);
+        command.args(HIDDEN).arg(RANK).args(["stuck", "skip", "1", "3", "0"]);
         command.env("NCCL_HOSTID", format!("host {rank}"));
         command.env("NCCL_RAS_ADDR", ports[rank as usize].address.to_string());
     });
@@ -482,7 +464,7 @@ fn ranks_of_a_running_job_count_the_same_on_several_hosts() {
     }
     let ports = [Port::new(), Port::new()];
     let mut job = Job::start(Path::new("unshare"), 2, LIFE, |rank, command| {
-        command.args(hidden().get_args()).arg(RANK).args(["stuck", "stop", "0", "3", "0"]);
+        command.args(HIDDEN).arg(RANK).args(["stuck", "stop", "0", "3", "0"]);
         command.env("NCCL_HOSTID", format!("host {rank}"));
         command.env("NCCL_RAS_ADDR", ports[rank as usize].address.to_string());
     });

@@ -2,7 +2,7 @@
 
 use oxccl_tests::job::{Job, bind_to_parent};
 use oxccl_tests::missing;
-use oxccl_tests::network::apart;
+use oxccl_tests::network::{HIDDEN, apart, can_hide};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -114,9 +114,8 @@ fn a_way_between_hosts_that_loses_data_is_told() {
 
 #[test]
 fn ranks_on_another_host_are_asked_for() {
-    let tried = Command::new("unshare").args(HIDDEN).arg("true").output();
-    if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
-        return missing("unshare", &format!("{tried:?}"));
+    if !can_hide() {
+        return;
     }
     apart("ranks_on_another_host_are_asked_for", 2, |network| {
         let id = format!("{}:4000", network.address(0));
@@ -159,9 +158,6 @@ fn ranks_on_another_host_are_asked_for() {
         assert!(text.contains(&place), "{causes}");
     });
 }
-
-/// The options of `unshare` by which processes see no others and nobody's numbers.
-const HIDDEN: [&str; 5] = ["--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 #[test]
 fn a_cut_cable_is_told_while_nothing_has_failed() {

@@ -63,7 +63,7 @@ pub(crate) struct Options {
     /// The time in seconds from which on an operation counts as held up.
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS", global = true)]
     patience: f64,
-    /// Of this machine only processes with these numbers.
+    /// Only processes with these numbers, of those on this machine.
     #[arg(long, value_name = "PID", global = true)]
     pid: Vec<u32>,
     /// A file that oxccl ras --json has written on another host, which is told of as well.
@@ -295,8 +295,8 @@ fn row(member: &Member<'_>) -> String {
 
 /// Returns the words for the collectives that a rank's kernels tell of.
 fn on_gpu(rank: &RankReport) -> String {
-    let ended = rank.kernels.iter().rev().filter(|run| run.ended_ns.is_some());
-    match ended.filter_map(|run| Some(run.number?.saturating_add(1))).next() {
+    let mut ended = rank.kernels.iter().rev().filter(|run| run.ended_ns.is_some());
+    match ended.find_map(|run| Some(run.number?.saturating_add(1))) {
         Some(ended) => format!(", {ended} collectives or more done on its GPU"),
         None => String::new(),
     }
