@@ -301,10 +301,12 @@ struct Begin {
 };
 
 // A warp of the first block of some messages tells the host of them once in a while, by the first.
+// After a fault nothing moves, so nothing has begun.
 __device__ inline Begin begin_messages(const Rank& r, uint64_t call, const Message& first) {
   const volatile Shared* own = common(r);
   uint64_t number = MESSAGES_BEGUN | (own->tellings + 1);
-  if (!__any_sync(~0u, now_ns() >= own->next_telling_ns)) return {};
+  bool tells = !faulty(r) && now_ns() >= own->next_telling_ns;
+  if (!__any_sync(~0u, tells)) return {};
   return {number, tell_begun(r, {number, call, first.what, first.bytes})};
 }
 
