@@ -23,8 +23,10 @@ mod windows;
 use oxccl::nccl::comm::ncclCommInitAll;
 use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::oxccl::types::oxcclDeviceKind_t;
-use oxccl_tests::job::{Job, bind_to_parent, wait_until};
+use oxccl_tests::job::{Ended, Job, bind_to_parent, wait_until};
+use oxccl_tests::network::Network;
 use rank::{Outcome, Rank, devices, last_error, ok, unique_id};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -132,6 +134,7 @@ const TESTS: &[Test] = &[
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "abort when all is done", layouts: APART, body: failures::abort_at_the_end },
     Test { name: "a limit ends a wait", layouts: APART, body: failures::limit },
+    Test { name: CUT, layouts: PROCESSES, body: standstill::cut_off },
     Test { name: KILLED[2], layouts: PROCESSES, body: standstill::explained },
     Test { name: KILLED[1], layouts: PROCESSES, body: engines::killed },
     Test { name: KILLED[0], layouts: PROCESSES, body: failures::killed },
@@ -173,6 +176,9 @@ const BETWEEN_HOSTS: [&str; 29] = [
 /// The tests whose last rank does not end by itself.
 const KILLED: [&str; 3] =
     ["a killed process is told", "copy engines and a killed process", "standstills are explained"];
+
+/// The test whose ranks are on two hosts with a cable between them.
+const CUT: &str = "a cut cable is told";
 
 /// Variables that tests are run with, by how their names begin.
 const SETTINGS: [(&str, &str, &str); 21] = [
@@ -276,6 +282,9 @@ fn as_a_rank(test: &Test) -> Outcome {
 /// Runs a test in a process of its own, or a job of them.
 fn run(test: &Test, layout: Layout, hosts: u32, nranks: i32) -> Outcome {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    if test.name == CUT {
+        return cut(test, &program, nranks as u32);
+    }
     if layout == Layout::Processes {
         let job = Job::start(&program, nranks as u32, LIMIT, |_, command| {
             command.arg("--rank").arg(test.name);
@@ -286,15 +295,36 @@ fn run(test: &Test, layout: Layout, hosts: u32, nranks: i32) -> Outcome {
             true => None,
             false => Some(0),
         };
-        let failed = ended.iter().enumerate().filter(|(rank, e)| e.status != right(*rank));
-        let failed: Vec<_> = failed.map(|(_, e)| e).collect();
-        let text = failed.iter().map(|e| format!("{:?}: {}", e.status, e.output));
-        return if failed.is_empty() { Ok(()) } else { Err(text.collect::<Vec<_>>().join(" | ")) };
+        return judge(&ended, right);
     }
     let mut command = Command::new(program);
     command.arg("--one").arg(test.name).arg(format!("{layout:?}")).stdout(Stdio::null());
     set(test, hosts, &mut command);
     one_process(command)
+}
+
+/// Returns what ranks printed that did not end as they should.
+fn judge(ended: &[Ended], right: impl Fn(usize) -> Option<i32>) -> Outcome {
+    let failed = ended.iter().enumerate().filter(|(rank, e)| e.status != right(*rank));
+    let text: Vec<_> = failed.map(|(_, e)| format!("{:?}: {}", e.status, e.output)).collect();
+    if text.is_empty() { Ok(()) } else { Err(text.join(" | ")) }
+}
+
+/// Runs a test on two hosts that are network namespaces, and cuts the cable between them once all
+/// ranks run.
+fn cut(test: &Test, program: &Path, nranks: u32) -> Outcome {
+    // The network is gone with the thread.
+    let play = || {
+        let network = Network::new(2)?;
+        let mut job = Job::start(program, nranks, LIMIT, |rank, command| {
+            network.enter(command, rank / nranks.div_ceil(2)).arg("--rank").arg(test.name);
+            command.env("NCCL_COMM_ID", format!("{}:4000", network.address(0)));
+        });
+        job.wait_until_running(nranks);
+        network.cut((0, None));
+        judge(&job.wait(), |_| Some(0))
+    };
+    std::thread::scope(|scope| scope.spawn(play).join().unwrap_or(Err("a panic".to_owned())))
 }
 
 /// Runs a process, all ranks of which are its threads.
@@ -329,6 +359,12 @@ fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
     }
     if !cuda && test.name.starts_with("copy engines") {
         return Some("host memory has none".into());
+    }
+    if test.name == CUT && nranks % 2 != 0 {
+        return Some("needs two halves".into());
+    }
+    if test.name == CUT && std::thread::spawn(|| Network::new(2)).join().is_ok_and(|n| n.is_err()) {
+        return Some("makes networks, which is not permitted, or there is no command ip".into());
     }
     let without_lines = !cuda || nranks < 3 || std::env::var_os("NCCL_PROTO").is_some();
     if test.name == "a message beside results" && without_lines {

@@ -3,9 +3,10 @@
 
 use crate::failures::{abort_now, hear, survive, told, total};
 use crate::graphs::Held;
-use crate::rank::{Memory, Outcome, Rank, Replay, devices, group, ok, one, sum};
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, devices, group, ok, one, sum};
 use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureGlobal;
 use oxccl::oxccl::types::oxcclDeviceKind_t;
+use oxccl_plan::Collective;
 use oxccl_runtime::ras::job;
 use oxccl_runtime::ras::verdict::{Cause, Patience, Verdict, verdicts};
 use oxccl_runtime::recorder::read::{OperationReport, PROC, RankReport};
@@ -51,6 +52,10 @@ fn on_gpu() -> bool {
     devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda
 }
 
+fn two_hosts() -> bool {
+    std::env::var_os("OXCCL_RANKS_PER_NODE").is_some()
+}
+
 /// Looks at the job until a verdict on it is as it should be, and all of them name one process: who
 /// has no part in what stands still may go on to what the process at fault does not call either. It
 /// may take 2 s on GPUs; a machine on which ranks share few processors has more time.
@@ -88,6 +93,8 @@ struct Standstill<'a> {
     memory: &'a Memory,
     /// A sum, captured.
     replay: &'a Replay,
+    /// Collectives that ran on the communicator before.
+    before: u64,
 }
 
 impl Standstill<'_> {
@@ -136,43 +143,60 @@ impl Standstill<'_> {
         }
     }
 
-    /// Waits until it is said who is at fault, and why.
+    /// Waits until it is said who is at fault, in which collective and at which step, and why.
     fn explain(&self) -> Outcome<Verdict> {
         let sum = "all_reduce of 1000 × int32";
+        let on_gpu = on_gpu();
         let (cause, part) = match self.how {
             // In host memory a launch of a graph is a call like others.
-            How::SkipsReplay if on_gpu() => (Cause::NotBegun, "whether it launches its graph"),
+            How::SkipsReplay if on_gpu => (Cause::NotBegun, "whether it launches its graph"),
             How::Skips | How::SkipsReplay | How::LeavesOneAlone => (Cause::NotCalled, sum),
             How::IsBusy => (Cause::NotBegun, sum),
             How::SendsNothing => (Cause::NotCalled, "send/recv of 4000 bytes"),
             How::DoesNotSplit => (Cause::NotJoined, "has not called ncclCommSplit"),
             How::Stops => (Cause::Stopped, "kill -CONT "),
         };
+        // Ranks of another host do not tell whether a kernel of theirs waits.
+        let untold = "does not tell whether a kernel of it is in";
+        // What goes through GPUs of one host is one step.
+        let has_steps = !on_gpu || (two_hosts() && self.how != How::LeavesOneAlone);
+        let on = if on_gpu { " on its GPU" } else { "" };
+        let place =
+            format!("(collective {}{on}{}", self.before, if has_steps { ", step " } else { ")" });
+        let is_placed = |text: &str| match self.how {
+            How::SendsNothing | How::DoesNotSplit => true,
+            _ => text.contains(&place),
+        };
         let begin = format!("rank {} ", self.victim);
         look(|Verdict { cause: is, ranks, text, .. }| {
-            let names = text.starts_with(&begin) && text.contains(part);
+            let why = text.contains(part) || (two_hosts() && text.contains(untold));
+            let names = text.starts_with(&begin) && why && is_placed(text);
             (*is, &ranks[..]) == (cause, &[self.victim as u32]) && names
         })
     }
 }
 
-/// One rank after the other is at fault, in all ways; then calls are made in different orders; the
-/// last rank is killed in the end.
+/// One rank after the other is at fault, in all ways; then the last rank calls something else, and
+/// in another order; it is killed in the end.
 pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(1 << 20)?;
     let call = || ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
+    let mut before = 0;
     if on_gpu() {
         // At most one in 100 µs tells: calls and replays come in an order without a period.
         let mut random = Random(19);
         (0..2000).try_for_each(|_| {
+            let calls = random.below(4);
+            before += 1 + calls;
             replay.launch(rank.stream)?;
-            (0..random.below(4)).try_for_each(|_| call())?;
+            (0..calls).try_for_each(|_| call())?;
             (0..random.below(2)).try_for_each(|_| pass_on(rank, &memory))?;
             rank.synchronize()
         })?;
         call()?;
+        before += 1;
         rank.synchronize()?;
         kernels_tell(rank)?;
     }
@@ -180,8 +204,10 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
     let mut random = Random(18);
     for how in ALL.into_iter().chain(ALL) {
         let victim = random.below(rank.nranks as u64) as i32;
-        (0..random.below(70)).try_for_each(|_| call())?;
+        let calls = random.below(70);
+        (0..calls).try_for_each(|_| call())?;
         total(rank, &memory)?;
+        before += calls + 1;
         // A pair is in the order of the ranks.
         let (on, victim) = match how {
             How::LeavesOneAlone => {
@@ -193,15 +219,44 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
         };
         let Some(on) = on else { continue };
         let (memory, replay) = (&memory, &replay);
-        let played = Standstill { how, victim, rank: &on, memory, replay }.play();
+        let ran = if how == How::LeavesOneAlone { 0 } else { before };
+        let played = Standstill { how, victim, rank: &on, memory, replay, before: ran }.play();
         played.map_err(|e| format!("{how:?} of rank {victim}: {e}"))?;
-        if how == How::LeavesOneAlone {
-            on.leave()?;
+        match how {
+            How::LeavesOneAlone => on.leave()?,
+            How::SendsNothing | How::DoesNotSplit => {}
+            How::Skips | How::SkipsReplay | How::IsBusy | How::Stops => before += 1,
         }
     }
+    differing(rank, &memory)?;
     late(rank, &memory)?;
     in_a_circle(rank, &memory)?;
     killed(rank, &memory)
+}
+
+/// The last rank calls something else than the others.
+fn differing(rank: &Rank, memory: &Memory) -> Outcome {
+    let of = rank.again()?;
+    total(&of, memory)?;
+    let collective = match of.rank + 1 == of.nranks {
+        true => Collective::Broadcast,
+        false => Collective::AllReduce,
+    };
+    let call = Call { collective, ..sum(COUNT) };
+    // Who comes late hears of it at the call.
+    let _ = ok(of.call(call, memory.at, memory.part(BYTES)));
+    let both = ["all_reduce of 1000 × int32, sum", "broadcast of 1000 × int32, root 0"];
+    told(&of, &both)?;
+    if of.rank == 0 {
+        look(|verdict| {
+            verdict.cause == Cause::Failed && both.iter().all(|part| verdict.text.contains(part))
+        })?;
+    }
+    // All have been told before the first one gives it up.
+    total(rank, memory)?;
+    abort_now(&of)?;
+    of.end_stream()?;
+    total(rank, memory)
 }
 
 /// The last rank comes late to all calls, which holds nobody up.
@@ -290,6 +345,31 @@ fn in_a_circle(rank: &Rank, memory: &Memory) -> Outcome {
     [first, second].iter().try_for_each(abort_now)?;
     let _ = [rank.synchronize(), rank.synchronize()];
     total(rank, memory)
+}
+
+/// The cable between two hosts, each with half of the ranks, is cut while all work; `main` does so
+/// once all say that they run. The ranks of the other host are named, with the operation.
+pub(crate) fn cut_off(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(1 << 20)?;
+    total(rank, &memory)?;
+    println!("running");
+    let start = Instant::now();
+    while total(rank, &memory).is_ok() {
+        if start.elapsed() > Duration::from_secs(60) {
+            return Err("nobody noticed that the cable was cut".to_owned());
+        }
+    }
+    let half = rank.nranks / 2;
+    let other = 1 - rank.rank / half;
+    let there = format!("being on the host 10.77.{other}.2");
+    let parts = ["lost rank ", "of all_reduce (operation ", "has heard nothing of it for ", &there];
+    told(rank, &parts)?;
+    // Of both hosts, which one can look at here, one rank is cited.
+    look(|Verdict { cause, text, .. }| {
+        *cause == Cause::Failed && parts[..3].iter().all(|part| text.contains(part))
+    })?;
+    abort_now(rank)
 }
 
 /// The last rank is killed while the others wait for it; they say so, with the operation, and go on
