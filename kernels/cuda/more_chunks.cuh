@@ -202,15 +202,16 @@ struct ChunkRun {
     if (at < with.take_bytes) chunk.store(output_of(p, with.take_at, with.take_bytes), at);
   }
 
-  __device__ void take(int reader) const {
-    ChunkEnds<false> ends(rank(), channel + p.second, p.takes, channel);
+  // Takes from some peers.
+  __device__ void take(uint32_t from, int reader) const {
+    ChunkEnds<false> ends(rank(), channel + p.second, from, channel);
     uint32_t count = 0;
     if (ends.open(p.digest)) {
 #pragma unroll 1
       for (uint64_t unit = first; unit < p.units && ends.await(); unit += step) {
         uint64_t at = unit * CHUNK_BYTES;
         await_reader(reader, ++count);
-        Peers peers(rank(), p.takes);
+        Peers peers(rank(), from);
 #pragma unroll 1
         for (int one = peers.next(); one >= 0; one = peers.next()) {
           int other = peers.next();
@@ -341,15 +342,26 @@ struct ChunkRun {
     if (p.middle_to != 0) out.leave();
   }
 
+  // Where a rank only takes, the warps of a channel share its peers; returns those of one.
+  __device__ uint32_t share_of(int role) const {
+    uint32_t share = 0, index = 0;
+    for (uint32_t left = p.takes; left != 0; left &= left - 1, index++)
+      if (index % p.roles == uint32_t(role)) share |= left & -left;
+    return share;
+  }
+
   // `reader` is the warp that puts on this channel.
   __device__ void run(int role, int reader) const {
     begin_carrying(p.call);
-    if (role == PUT) {
+    if (p.puts == 0 && p.middle_from == 0) {
+      uint32_t from = share_of(role);
+      if (from != 0) take(from, reader);
+    } else if (role == PUT) {
       if (p.puts != 0) put();
     } else if (role == MIDDLE && p.middle_from != 0) {
       middle(reader);
     } else if (p.takes != 0 && role + 1 == int(p.roles)) {
-      take(reader);
+      take(p.takes, reader);
     }
     end_progress(threadIdx.x / 32);
   }
