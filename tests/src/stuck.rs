@@ -39,6 +39,14 @@ impl Caller {
         group::collective(comm, &call, &self.stream)
     }
 
+    /// Sends bytes to a rank, or receives them, and waits.
+    fn carry(&self, comm: &Arc<Communicator>, peer: u32, send: bool, bytes: usize) -> Result<()> {
+        let mut all = vec![0.0f32; bytes / 4];
+        let (data, dtype) = (all.as_mut_ptr().cast(), DataType::Float32);
+        group::transfer(comm, Transfer { peer, send, data, bytes, dtype }, &self.stream)?;
+        self.finish()
+    }
+
     /// Waits for all calls.
     fn finish(&self) -> Result<()> {
         self.stream.synchronize(None).map(drop)
@@ -63,7 +71,7 @@ fn outside() -> ! {
 /// (`split`), its stream waits for something else (`stream`), it receives nothing of what it is
 /// sent (`message`), it works for 5 ms before each call (`sleep`), it goes on until it is stopped
 /// (`stop`), killed (`kill`) or cut off (`cut`), or ranks use two communicators in different orders
-/// (`circle`).
+/// (`circle`), or send large messages to each other before they receive (`cross`).
 pub fn play(
     comm: &Arc<Communicator>,
     how: &str,
@@ -92,13 +100,9 @@ pub fn play(
         ("split", false) => {
             split(comm)?;
         }
-        ("message", false) => {
-            let (data, bytes) = (caller.output.as_mut_ptr().cast(), COUNT * 4);
-            let dtype = DataType::Float32;
-            let transfer = Transfer { peer: victim, send: false, data, bytes, dtype };
-            group::transfer(comm, transfer, &caller.stream)?;
-            caller.finish()?;
-        }
+        ("message", false) => caller.carry(comm, victim, false, COUNT * 4)?,
+        // More than the slots between two ranks take in.
+        ("cross", _) => caller.carry(comm, (comm.rank() + 1) % comm.nranks(), true, 64 << 20)?,
         ("other", _) => {
             let other = if is_victim { Collective::Broadcast } else { Collective::AllReduce };
             if let Err(error) = caller.run(comm, other, 0) {

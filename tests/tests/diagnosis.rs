@@ -199,6 +199,14 @@ fn ranks_that_use_two_communicators_in_different_orders_are_a_circle() {
 }
 
 #[test]
+fn ranks_that_send_to_each_other_before_they_receive_are_told_to_use_a_group() {
+    let standstill = Standstill { nranks: 2, how: "cross", victim: 1, calls: 3, root: 0 };
+    let (verdict, _) = standstill.play(Cause::Deadlock, &[0, 1]);
+    has(&verdict.text, &["(operation 3, to rank 0", "(operation 3, to rank 1", "in a circle"]);
+    has(&verdict.text, &["into one group (ncclGroupStart, ncclGroupEnd)"]);
+}
+
+#[test]
 fn ranks_that_do_not_come_to_the_making_of_a_communicator_are_named() {
     let (job, pids) = start(4, 2, &["skip", "0", "0", "0"].map(str::to_owned));
     let (verdict, _) = diagnose(&pids, Cause::NotJoined, &[2, 3]);

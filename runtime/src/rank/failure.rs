@@ -137,7 +137,9 @@ impl Rank {
         };
         let mut standing = causes.iter().filter(stands);
         let own = standing.clone().find(|verdict| verdict.comm == comm);
-        if let Some(verdict) = own.or_else(|| standing.next()) {
+        // The awaited rank may have found out the same a moment before.
+        let failed = || causes.iter().find(|of| of.cause == Cause::Failed && of.comm == comm);
+        if let Some(verdict) = own.or_else(|| standing.next()).or_else(failed) {
             found.clone_from(&verdict.text);
         }
     }

@@ -270,7 +270,9 @@ impl<'a, 'c> Waits<'a, 'c> {
             for to in behind.iter().chain(&wait.named) {
                 let stands = to.process.state != ProcessState::Stopped;
                 let goes_on = stands && waiting.contains(&self.caller(to));
-                if !goes_on && known.insert(to.rank.rank) {
+                // Who has failed is told with the failure.
+                let fails = to.rank.stage == Stage::Failed;
+                if !goes_on && !fails && known.insert(to.rank.rank) {
                     found.push(self.blame(wait, to));
                 }
             }
@@ -478,7 +480,7 @@ fn operation_text(waits: &Member<'_>) -> String {
     }
     match (what, number) {
         (Some(what), Some(number)) => format!("{what} (collective {number}{step})"),
-        (Some(what), None) => format!("{what} (operation {operation}{step})"),
+        (Some(what), None) => format!("{what} (operation {operation}{}{step})", way(waits)),
         (None, Some(number)) => format!("collective {number}{step}"),
         // A kernel that is in no collective carries messages, or a one-sided operation.
         (None, None) => {
@@ -488,6 +490,19 @@ fn operation_text(waits: &Member<'_>) -> String {
                 None => "a message or one-sided operation of a graph".to_owned(),
             }
         }
+    }
+}
+
+/// Returns the words for the direction and the other end of the message in which a rank waits, if
+/// it is one.
+fn way(waits: &Member<'_>) -> String {
+    let Some(op) = waits.waiting_operation().filter(|op| op.transfers == 1) else {
+        return String::new();
+    };
+    match (op.sends, op.peer) {
+        (Some(true), Some(peer)) => format!(", to rank {peer}"),
+        (Some(false), Some(peer)) => format!(", from rank {peer}"),
+        _ => String::new(),
     }
 }
 

@@ -4,6 +4,7 @@ use super::{
     Caller, Cause, Patience, Progress, Verdict, Wait, Waits, operation_text, progress_with, span,
 };
 use crate::ras::job::{Comm, Member};
+use crate::recorder::Kind;
 use crate::recorder::read::ProcessState;
 use std::collections::{HashMap, HashSet};
 
@@ -98,11 +99,23 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
         true => ", and see what else these streams wait for",
         false => "",
     };
+    let comm = circle.first()?.comm.number;
+    let are_messages = circle.iter().all(|edge| {
+        let waits = edge.from.waiting_operation();
+        edge.comm.number == comm && waits.is_some_and(|op| op.kind == Kind::Exchange)
+    });
+    let advice = match are_messages {
+        true => {
+            "put what each rank sends and receives into one group (ncclGroupStart, ncclGroupEnd)"
+        }
+        false => {
+            "call in the same order on all ranks, or give each communicator a stream of its own"
+        }
+    };
     let text = format!(
-        "ranks wait for each other in a circle: {}; call in the same order on all ranks, or give \
-         each communicator a stream of its own{more}",
+        "ranks wait for each other in a circle: {}; {advice}{more}",
         texts.collect::<Vec<_>>().join("; ")
     );
     let ranks = circle.iter().map(|edge| edge.from.rank.rank).collect();
-    Some(Verdict { cause: Cause::Deadlock, comm: circle.first()?.comm.number, ranks, text })
+    Some(Verdict { cause: Cause::Deadlock, comm, ranks, text })
 }
