@@ -299,6 +299,10 @@ impl Error {
                 site.within(),
                 if found.is_empty() { LOOK.to_owned() } else { format!(": {found}") }
             ),
+            Error::Aborted { by: "ncclCommAbort" } => {
+                "it was ended by ncclCommAbort, which bindings call after an exception or panic, too"
+                    .to_owned()
+            }
             Error::Aborted { by } => format!("it was ended by {by}"),
             Error::Reported { text, .. } => text.clone(),
             // The same mistake on all sides.

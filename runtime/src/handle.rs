@@ -58,10 +58,8 @@ impl Dead {
             Dead::Destroyed => format!("{handle:#x}, which was destroyed"),
         };
         let expected = match handle {
-            0 => {
-                "a living handle from this library, which objects of C++ and Julia that were \
-                  closed, aborted or moved from do not have"
-            }
+            // Objects of C++ and Julia have none after they were closed or moved from.
+            0 => "a living handle (an object that was closed, aborted or moved from has none)",
             _ => "a living handle from this library",
         };
         Error::argument(function, argument, got, expected)

@@ -184,7 +184,7 @@ void wrong_counts(const oxccl::communicator &comm, const oxccl::stream &s) {
     std::vector<std::size_t> counts{quarter, quarter, quarter, quarter + 10};
     comm.reduce_scatter_v(out, own, counts, ncclSum, s);
   });
-  expect_error(ncclInvalidArgument, "null; expected a living handle from this library, which objects", [&] {
+  expect_error(ncclInvalidArgument, "null; expected a living handle (an object that was closed", [&] {
     std::vector<int> nothing;
     std::vector<std::size_t> counts;
     oxccl::communicator().reduce_scatter_v(nothing, nothing, counts, ncclSum, s);

@@ -240,7 +240,7 @@ fn a_rank_that_never_comes_is_named_after_the_time_that_was_set() {
     });
     for ended in job.wait() {
         assert_eq!(ended.status, Some(3), "{}", ended.output);
-        let expected = "2 of 4 ranks did not come within 5 s: 2, 3";
+        let expected = "2 of 4 ranks did not come within 5 s: ranks 2, 3;";
         let named = ended.output.contains("code 2") && ended.output.contains(expected);
         assert!(named, "{}", ended.output);
     }

@@ -121,6 +121,15 @@ pub(crate) fn detect_in(
         let names = ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK"];
         return parse(OWN, names, values, of_parent("oxccl")).map(Some);
     }
+    let alone = match [own[0].is_empty(), own[1].is_empty()] {
+        [false, true] => Some(("OXCCL_RANK", "OXCCL_NRANKS")),
+        [true, false] => Some(("OXCCL_NRANKS", "OXCCL_RANK")),
+        _ => None,
+    };
+    if let Some((set, unset)) = alone {
+        let what = format!("{set} is set, but {unset} is not");
+        return Err(Error::usage(what, "set both, or start the ranks by oxccl run"));
+    }
     let fits = |known: &&Known| {
         [known.mark, known.place[0], known.place[1]].iter().all(|name| lookup(name).is_some())
     };
@@ -201,6 +210,8 @@ fn parse(
 /// Returns the unique id for the next communicator of a job. Every rank has to call this equally
 /// often. Blocks until rank 0 has made the id, for `limit` at most.
 pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
+    // A forked child would wait for an id in vain.
+    crate::fork::check()?;
     let config = Config::checked()?;
     if !config.comm_id.is_empty() {
         return super::new_unique_id();

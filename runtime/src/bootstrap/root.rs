@@ -255,9 +255,15 @@ impl Machine {
         let secs = waited.as_millis() as f64 / 1000.0;
         let shown: Vec<_> = missing.iter().take(16).map(u32::to_string).collect();
         let more = if missing.len() > 16 { ", …" } else { "" };
-        let list = shown.join(", ");
-        let why =
-            format!("{} of {n} ranks did not come within {secs} s: {list}{more}", missing.len());
+        let (list, count) = (shown.join(", "), missing.len());
+        let [word, it, has] = match count {
+            1 => ["rank", "it was", "has"],
+            _ => ["ranks", "they were", "have"],
+        };
+        let why = format!(
+            "{count} of {n} ranks did not come within {secs} s: {word} {list}{more}; look whether {it} \
+             started, and {has} the same id (OXCCL_INIT_TIMEOUT is the limit)"
+        );
         self.fail(NOBODY, false, &why)
     }
 
@@ -369,13 +375,13 @@ mod tests {
         machine.frame(2, "a", join(4, b""));
         machine.frame(0, "b", join(4, b""));
         let text = failure(&machine.deadline(Duration::from_secs(7)));
-        assert!(text.contains("2 of 4 ranks did not come within 7 s: 1, 3"), "{text}");
+        assert!(text.contains("2 of 4 ranks did not come within 7 s: ranks 1, 3"), "{text}");
         let waits = || Frame { kind: WAITING, body: Vec::new() };
         let mut machine = Machine::default();
         (0..3).for_each(|rank| drop(machine.frame(rank, "a", join(3, b""))));
         (0..2).for_each(|rank| assert_eq!(machine.frame(rank, "a", waits()), []));
         let text = failure(&machine.deadline(Duration::from_secs(7)));
-        assert!(text.contains("1 of 3 ranks did not come within 7 s: 2"), "{text}");
+        assert!(text.contains("1 of 3 ranks did not come within 7 s: rank 2"), "{text}");
         let mut machine = Machine::default();
         machine.frame(1, "10.0.0.1:5", join(4, b""));
         let text = failure(&machine.frame(1, "10.0.0.2:6", join(4, b"")));

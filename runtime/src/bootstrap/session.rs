@@ -96,7 +96,7 @@ pub(super) fn fixed_id(
     let bad = |why: String| Error::Init { why: format!("{source}: {why}") };
     let address = place
         .to_socket_addrs()
-        .map_err(|e| bad(e.to_string()))?
+        .map_err(|e| bad(format!("{e}; expected HOST:PORT")))?
         .next()
         .ok_or_else(|| bad("no address found".to_owned()))?;
     let secret = if !config.secret_file.is_empty() {

@@ -44,9 +44,6 @@ fn named(text: &str) -> BTreeSet<u32> {
             continue;
         }
         let mut rest = text[at + word.len()..].trim_start_matches('s');
-        if let Some((_, list)) = rest.split_once(" did not come within ") {
-            rest = list.split_once(": ").map_or("", |(_, list)| list);
-        }
         rest = rest.trim_start_matches([' ', '[']);
         loop {
             let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -203,7 +200,7 @@ mod tests {
             ("ranks [0, 2] do not answer", &[0, 2]),
             ("rank 3 is gone (reported by rank 1)", &[3]),
             ("rank 1 says: rank 0's process ended", &[0]),
-            ("2 of 4 ranks did not come within 8 s: 1, 3", &[1, 3]),
+            ("2 of 4 ranks did not come within 8 s: ranks 1, 3; look whether", &[1, 3]),
             ("the ranks disagree", &[]),
         ];
         for (text, ranks) in cases {
