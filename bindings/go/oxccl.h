@@ -70,7 +70,7 @@ typedef struct oxcclErrorInfo_t {
   // Name of the operation; empty outside an operation.
   char operation[32];
   // The whole message.
-  char text[512];
+  char text[2048];
 } oxcclErrorInfo_t;
 
 // A function that receives log lines: the user's argument, the level as in NCCL_DEBUG (1 VERSION,

@@ -539,7 +539,7 @@ class oxcclErrorInfo_t(Structure):
         # Name of the operation; empty outside an operation.
         ("operation", c_char * 32),
         # The whole message.
-        ("text", c_char * 512),
+        ("text", c_char * 2048),
     ]
 
 

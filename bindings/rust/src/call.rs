@@ -37,7 +37,7 @@ fn empty() -> oxcclErrorInfo_t {
         step: -1,
         opSeq: 0,
         operation: [0; 32],
-        text: [0; 512],
+        text: [0; 2048],
     }
 }
 

@@ -52,7 +52,7 @@ unsafe fn fill(
         step: site.step,
         opSeq: site.op_seq,
         operation: [0; 32],
-        text: [0; 512],
+        text: [0; 2048],
     };
     put_text(&mut filled.operation, site.operation);
     put_text(&mut filled.text, &error.map_or_else(String::new, |e| e.to_string()));

@@ -70,7 +70,7 @@ pub struct oxcclErrorInfo_t {
     /// Name of the operation; empty outside an operation.
     pub operation: [c_char; 32],
     /// The whole message.
-    pub text: [c_char; 512],
+    pub text: [c_char; 2048],
 }
 
 /// The vendorId of this library's options in the list `ext` of ncclCollConfig_t.

@@ -44,7 +44,10 @@ function __init__()
             "liboxccl.so.2, as `cargo xtask install` puts it into PREFIX/lib, or LD_LIBRARY_PATH to that folder")
     end
     for (i, name) in enumerate(FUNCTIONS)
-        ADDRESSES[i] = Libdl.dlsym(handle, name)
+        address = Libdl.dlsym_e(handle, name)
+        address == C_NULL && error("$path has no $name: it is no library of OxCCL, or one of another version than " *
+            "this package. Set OXCCL_LIBRARY to the path of liboxccl.so.2")
+        ADDRESSES[i] = address
     end
 end
 
@@ -58,17 +61,16 @@ end
 
 Base.showerror(io::IO, e::OxCCLError) = print(io, "OxCCL: ", e.text)
 
-text_of(chars) = String(UInt8[reinterpret(UInt8, c) for c in Iterators.takewhile(!iszero, chars)])
-
+# The structure stays in memory: as a value of Julia, its long text takes the compiler a minute.
 function last_error(code, fill)
-    place = Ref{oxcclErrorInfo_t}()
-    GC.@preserve place begin
-        info = Base.unsafe_convert(Ptr{oxcclErrorInfo_t}, place)
-        unsafe_store!(Ptr{Csize_t}(info), sizeof(oxcclErrorInfo_t))
-        fill(info)
+    info = zeros(UInt8, sizeof(oxcclErrorInfo_t))
+    place(name) = pointer(info) + fieldoffset(oxcclErrorInfo_t, Base.fieldindex(oxcclErrorInfo_t, name))
+    GC.@preserve info begin
+        unsafe_store!(Ptr{Csize_t}(place(:size)), sizeof(oxcclErrorInfo_t))
+        fill(Ptr{oxcclErrorInfo_t}(pointer(info)))
+        number(name) = Int(unsafe_load(Ptr{Cint}(place(name))))
+        return OxCCLError(ncclResult_t(code), number(:rank), number(:peer), unsafe_string(place(:text)))
     end
-    found = place[]
-    return OxCCLError(ncclResult_t(code), found.rank, found.peer, text_of(found.text))
 end
 
 # Nothing lets other tasks run between a call and the question for its error, so both are of one thread.
@@ -494,7 +496,7 @@ const OPTIONS = fieldnames(ncclConfig_t)[5:end]
 function configuration(options)
     for name in keys(options)
         name in OPTIONS || throw(ArgumentError(
-            "$name is no option of a communicator; expected one of $(join(OPTIONS, ", "))"))
+            "$name is no option of a communicator; expected one of $(join((OPTIONS..., :init_timeout), ", "))"))
     end
     field(name, ::Type{Cstring}) =
         haskey(options, name) ? Base.unsafe_convert(Cstring, options[name]) : Cstring(C_NULL)

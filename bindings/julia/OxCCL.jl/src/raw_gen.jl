@@ -455,7 +455,7 @@ struct oxcclErrorInfo_t
     # Name of the operation; empty outside an operation.
     operation::NTuple{32, Cchar}
     # The whole message.
-    text::NTuple{512, Cchar}
+    text::NTuple{2048, Cchar}
 end
 
 const FUNCTIONS = [
