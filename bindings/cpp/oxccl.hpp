@@ -9,6 +9,10 @@
 #ifndef OXCCL_HPP_
 #define OXCCL_HPP_
 
+#if __cplusplus < 201703L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 201703L)
+#error "oxccl.hpp needs C++17: compile with -std=c++17 or newer"
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -373,10 +373,29 @@ func (c *Comm) wait(ctx context.Context) error {
 	if ctx.Done() == nil {
 		return c.stream.Synchronize()
 	}
-	stop := context.AfterFunc(ctx, func() { c.Abort() })
+	begun, done := time.Now(), make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		c.overdue(ctx, begun, done)
+		c.Abort()
+	})
 	err := c.stream.Synchronize()
+	close(done)
 	if !stop() && err != nil {
 		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
 	return err
+}
+
+// overdue has a call that waits beyond the time of its context fail as one with a limit does: that
+// error names the rank that it waits for, and why. A call that does not wait is over soon, or too
+// slow.
+func (c *Comm) overdue(ctx context.Context, begun time.Time, done <-chan struct{}) {
+	const grace = 200 * time.Millisecond
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) || c.SetTimeout(time.Since(begun)) != nil {
+		return
+	}
+	select {
+	case <-done:
+	case <-time.After(grace):
+	}
 }

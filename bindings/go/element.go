@@ -78,6 +78,8 @@ type Buffer[T Element] struct {
 	n    int
 	// Whether it is memory of a GPU.
 	far bool
+	// Whether it was freed; what still takes it as an argument fails.
+	closed bool
 }
 
 // Alloc makes a buffer of n elements, all zero, on the current device.
@@ -91,14 +93,16 @@ func Alloc[T Element](n int) (Buffer[T], error) {
 	if err != nil {
 		return Buffer[T]{}, err
 	}
-	return Buffer[T]{data, n, kind == DeviceCuda}, nil
+	return Buffer[T]{data: data, n: n, far: kind == DeviceCuda}, nil
 }
 
 // Close frees the buffer, which no operation may be using. Parts of it must not be closed.
 func (b *Buffer[T]) Close() error {
-	data := b.data
-	*b = Buffer[T]{}
-	return oxcclMemFree(data)
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	return oxcclMemFree(b.data)
 }
 
 // Len is the number of elements.
@@ -112,8 +116,11 @@ func (b Buffer[T]) Part(from, to int) Buffer[T] {
 }
 
 // Slice is the elements themselves, where the device's memory is the host's; it panics where it is
-// not: CopyIn and CopyOut work on every device. It is of no use after Close.
+// not: CopyIn and CopyOut work on every device. After Close there are none.
 func (b Buffer[T]) Slice() []T {
+	if b.closed {
+		return nil
+	}
 	if b.far {
 		panic("oxccl: Slice of a GPU's memory; use CopyIn and CopyOut")
 	}

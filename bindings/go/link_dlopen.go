@@ -21,6 +21,6 @@ func init() {
 	text := C.CString(path)
 	defer C.free(unsafe.Pointer(text))
 	if why := C.oxgo_load(text); why != nil {
-		panic("oxccl: cannot load " + path + ": " + C.GoString(why) + "; set OXCCL_LIBRARY to its path")
+		panic("oxccl: cannot load " + path + ": " + C.GoString(why) + "; set OXCCL_LIBRARY to the path of liboxccl.so.2")
 	}
 }

@@ -340,20 +340,23 @@ func TestCancel(t *testing.T) {
 	for _, end := range []struct {
 		context  func() (context.Context, context.CancelFunc)
 		expected error
+		text     string
+		// The rank that the others name: the one that gave up, or the one that it waited for.
+		peer int
 	}{
 		{func() (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(background)
 			cancel()
 			return ctx, cancel
-		}, context.Canceled},
+		}, context.Canceled, "context canceled", 0},
 		{func() (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(background)
 			time.AfterFunc(wait, cancel)
 			return ctx, cancel
-		}, context.Canceled},
+		}, context.Canceled, "context canceled", 0},
 		{func() (context.Context, context.CancelFunc) {
 			return context.WithTimeout(background, wait)
-		}, context.DeadlineExceeded},
+		}, context.DeadlineExceeded, "rank 0 waited ", 1},
 	} {
 		onRanks(t, func(t *testing.T, c *Comm) {
 			x := make([]float32, 1)
@@ -361,8 +364,9 @@ func TestCancel(t *testing.T) {
 				ok(t, AllReduce(background, c, x, x, Sum))
 				ctx, cancel := end.context()
 				defer cancel()
-				if err := Recv(ctx, c, x, 1); !errors.Is(err, end.expected) {
-					t.Errorf("%v; expected %v", err, end.expected)
+				err := Recv(ctx, c, x, 1)
+				if !errors.Is(err, end.expected) || !strings.Contains(fmt.Sprint(err), end.text) {
+					t.Errorf("%v; expected %v and %q", err, end.expected, end.text)
 				}
 				// Nothing of the call is left, not even its failure.
 				if done, err := c.stream.Query(); !done || err != nil {
@@ -376,8 +380,8 @@ func TestCancel(t *testing.T) {
 				}
 				expectError(t, err, RemoteError, "rank 0")
 				var failure *Error
-				if !errors.As(err, &failure) || failure.Peer != 0 {
-					t.Errorf("%v does not name rank 0", err)
+				if !errors.As(err, &failure) || failure.Peer != end.peer {
+					t.Errorf("%v does not name rank %d", err, end.peer)
 				}
 			}
 			ok(t, c.Close())

@@ -203,7 +203,12 @@ class Stream(_Owner):
 
     def __init__(self) -> None:
         for _ in range(len(_busy)):
-            _end_stream(*_busy.pop(0))
+            try:
+                dropped = _busy.pop(0)
+            except IndexError:
+                # Other threads take from it, too.
+                break
+            _end_stream(*dropped)
         # Always the same list, which outlives the stream.
         self._kept = kept = []
         _on_host(lambda: super(Stream, self).__init__(_c.oxcclStreamCreate, lambda handle: _end_stream(handle, kept)))
@@ -380,7 +385,8 @@ def _configure(options):
         setattr(config, name, None if kind is ctypes.c_char_p else -(2**31))
     for name, value in options.items():
         if name not in OPTIONS:
-            raise TypeError(f"{name} is no option of a communicator; expected one of {', '.join(OPTIONS)}")
+            known = ", ".join((*OPTIONS, "init_timeout"))
+            raise TypeError(f"{name} is no option of a communicator; expected one of {known}")
         setattr(config, name, _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value))
     return config
 
@@ -415,7 +421,8 @@ class CallOptions:
             setattr(self._config, name, unset.get(name, -(2**31)))
         for name, value in fields.items():
             if name not in CALL_OPTIONS:
-                raise TypeError(f"{name} is no option of a call; expected one of {', '.join(CALL_OPTIONS)}")
+                known = ", ".join(("plan", "deterministic", "deadline_ms", *CALL_OPTIONS))
+                raise TypeError(f"{name} is no option of a call; expected one of {known}")
             if name == "userProfilerTag" and not 0 <= value < 2**63:
                 raise ValueError(f"{name} is {value}; expected a number of 63 bits, 0 or more")
             if name != "userProfilerTag":

@@ -25,7 +25,10 @@ def _load():
     for name, (result, parameters) in _gen.PROTOTYPES.items():
         function = getattr(library, name, None)
         if function is None:
-            raise ImportError(f"{path} has no {name}: it is of another version than this package, {_gen.VERSION}")
+            raise ImportError(
+                f"{path} has no {name}: it is no library of OxCCL, or one of another version than this package, "
+                f"{_gen.VERSION}. Set OXCCL_LIBRARY to the path of liboxccl.so.2"
+            )
         function.restype, function.argtypes = result, parameters
     return library
 

@@ -276,7 +276,7 @@ def options_of_calls(comm):
         ):
             expected = call(*arrays).copy()
             same(call(*arrays, options=options), expected)
-    expect_error(TypeError, "size is no option of a call; expected one of minCTAs", lambda: oxccl.CallOptions(size=1))
+    expect_error(TypeError, "size is no option of a call; expected one of plan, deterministic, deadline_ms, minCTAs", lambda: oxccl.CallOptions(size=1))
     expect_error(ValueError, "userProfilerTag is -1", lambda: oxccl.CallOptions(userProfilerTag=-1))
     expect_error(ValueError, "without zeros", lambda: oxccl.CallOptions(plan="a\0b"))
     for text, options in (
@@ -410,6 +410,20 @@ def nothing_leaks():
     assert all(now <= most for now, most in zip(after, allowed)), (before, after)
 
 
+def taken_by_another_thread():
+    """A thread that makes a stream finds the dropped ones gone that another thread has just taken."""
+
+    class Taken(list):
+        def __len__(self):
+            return 1
+
+    known, oxccl._busy = oxccl._busy, Taken()
+    try:
+        oxccl.Stream()
+    finally:
+        oxccl._busy = known
+
+
 def dtypes():
     """All types that there are: NumPy has those of 8 and the second of 16 bits by another package."""
     try:
@@ -500,4 +514,5 @@ if __name__ == "__main__":
         encrypted()
         expect_error(oxccl.Error, "1 of 2 ranks did not come", lambda: oxccl.Comm(2, oxccl.UniqueId(), 0, init_timeout=0.001))
         nothing_leaks()
+        taken_by_another_thread()
     print("Python is right")

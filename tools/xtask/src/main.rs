@@ -116,7 +116,7 @@ fn wheel(root: &Path, output: &Path, profile: String, glibc: Option<String>) -> 
 fn go_module(root: &Path, options: &xtask::go_module::Options) -> Result<(), String> {
     let version = xtask::go_module::write(root, options).map_err(|e| e.to_string())?;
     let path = std::fs::canonicalize(&options.output).unwrap_or(options.output.clone());
-    println!("GOPROXY=file://{} go get {}@{version}", path.display(), options.path);
+    println!("{}", xtask::go_module::command(&path, &options.path, &version));
     Ok(())
 }
 
