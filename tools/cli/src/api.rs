@@ -184,8 +184,17 @@ impl Api {
         let flags = RTLD_NOW | RTLD_LOCAL | libc::RTLD_DEEPBIND;
         // SAFETY: loading a library runs its initialisers; the user asked for it.
         let library = unsafe { Library::open(Some(path), flags) };
-        let library =
-            library.map_err(|e| Error::Library { path: path.to_owned(), why: e.to_string() })?;
+        let fails = |why: String| Error::Library { path: path.to_owned(), why };
+        let library = library.map_err(|e| {
+            // The system's words are in its source.
+            fails(std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string))
+        })?;
+        // SAFETY: the symbol is only looked up.
+        if unsafe { library.get::<*const ()>(b"ncclCommInitRank") }.is_err() {
+            return Err(fails(
+                "it has no ncclCommInitRank, so it is no NCCL-compatible library".to_owned(),
+            ));
+        }
         // The library is never unloaded: its threads may run until the end.
         let library = Box::leak(Box::new(library));
         // SAFETY: the symbol is only looked up.

@@ -36,7 +36,8 @@ pub(crate) struct Options {
     /// The collective, messages, or all of them.
     collective: Kind,
     /// Number of ranks.
-    #[arg(long, short = 'n', default_value_t = 4)]
+    #[arg(long, short = 'n', default_value_t = 4,
+          value_parser = clap::value_parser!(u32).range(1..))]
     ranks: u32,
     /// Bytes per block: the count of the call times the size of its type.
     #[arg(long, short = 'b', default_value = "1M", value_parser = size)]
@@ -61,8 +62,12 @@ pub(crate) struct Options {
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let kinds = options.collective.wanted(options.ranks).map_err(Error::Options)?;
-    if options.ranks == 0 || options.root >= options.ranks {
-        return Err(Error::Options("the root has to be one of at least one rank".to_owned()));
+    if options.root >= options.ranks {
+        let text = format!(
+            "--root: rank {} of {}; expected a rank below that",
+            options.root, options.ranks
+        );
+        return Err(Error::Options(text));
     }
     if let Some(rank) = options.program.filter(|&rank| rank >= options.ranks) {
         let text =
@@ -75,7 +80,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     };
     let team = options.ranks / options.hosts.max(1);
     if team * options.hosts != options.ranks {
-        return Err(Error::Options("every host has to have equally many ranks".to_owned()));
+        let text = format!(
+            "--hosts: {} ranks on {} hosts; expected equally many on each",
+            options.ranks, options.hosts
+        );
+        return Err(Error::Options(text));
     }
     let config = Config::checked()?;
     let policy = comm::policy_of(config)?;

@@ -36,13 +36,22 @@ the id by which they meet.
 Exit code: 0 if all ranks ended with 0, else that of the first one that failed, or 128 and the
 number of the signal that ended it or this command; 124 if the time was over.";
 
+/// Reads a number of ranks; clap takes mpirun's `-np 4` for `-n p`.
+fn ranks(text: &str) -> std::result::Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Err("expected 1 or more".to_owned()),
+        Ok(ranks) => Ok(ranks),
+        Err(_) if text == "p" => Err("-np is mpirun's; here it is -n 4".to_owned()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
 /// Options of `oxccl run`.
 #[derive(clap::Args)]
 #[command(after_long_help = MORE)]
 pub(crate) struct Options {
     /// Number of ranks.
-    #[arg(short = 'n', long = "ranks", default_value_t = 2,
-          value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long = "ranks", default_value_t = 2, value_parser = ranks)]
     pub(crate) ranks: u32,
     /// Hosts, each with its number of ranks (default 1), as in a,b:2. Ranks of other hosts than
     /// this one are started through ssh, in the same folder, with this program at the same place.

@@ -265,9 +265,19 @@ fn a_library_from_a_file_is_measured_beside_the_built_in_one_in_processes_of_its
 fn what_a_library_lacks_is_named() {
     let (ok, _, err) = oxccl(&["perf", "--lib", "/nonexistent.so"]);
     assert!(!ok && err.contains("/nonexistent.so"), "{err}");
+    assert!(err.contains("No such file"), "{err}");
     // The C library is no NCCL, but it can be loaded.
     let (ok, _, err) = oxccl(&["perf", "--lib", "libc.so.6", "--device", "host"]);
-    assert!(!ok && err.contains("libc.so.6: it has no oxcclDeviceSet"), "{err}");
+    assert!(!ok && err.contains("libc.so.6: it has no ncclCommInitRank"), "{err}");
+    let folder = Private::new("perf-foreign");
+    let [code, library] = ["other.c", "libother.so"].map(|name| folder.0.join(name));
+    let library = library.to_str().expect("a path");
+    std::fs::write(&code, "int ncclCommInitRank(void) { return 3; }\n").expect("a file");
+    let mut compiler = std::process::Command::new("cc");
+    compiler.args(["-shared", "-o", library]).arg(&code);
+    assert!(compiler.status().expect("a C compiler").success());
+    let (ok, _, err) = oxccl(&["perf", "--lib", library, "--device", "host"]);
+    assert!(!ok && err.contains("libother.so: it has no oxcclDeviceSet"), "{err}");
     assert!(err.contains("use --device cuda"), "{err}");
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
                 nranks: 1,
                 local_rank: 0,
                 meet: Meet::Host("alone".to_owned()),
-                launcher: "no launcher",
+                launcher: "one process",
             };
             member(options, &alone, libraries)
         }

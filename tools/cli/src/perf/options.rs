@@ -178,24 +178,26 @@ pub(crate) struct Options {
     #[arg(short = 'i', long = "stepbytes", value_parser = size)]
     pub(crate) step_bytes: Option<u64>,
     /// Factor between sizes.
-    #[arg(short = 'f', long = "stepfactor", default_value_t = 4)]
+    #[arg(short = 'f', long = "stepfactor", default_value_t = 4,
+          value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) step_factor: u64,
     /// Timed iterations per size (default: more for small sizes).
-    #[arg(short = 'n', long = "iters")]
+    #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) iterations: Option<u32>,
     /// Iterations before the timed ones.
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 5)]
     pub(crate) warmup: u32,
     /// Operations launched as one group per iteration.
-    #[arg(short = 'm', long = "agg_iters", default_value_t = 1)]
+    #[arg(short = 'm', long = "agg_iters", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) aggregate: u32,
     /// Checked iterations on fresh random data, per size and place; 0 for none.
     #[arg(short = 'c', long = "check", default_value_t = 1)]
     pub(crate) check: u32,
-    /// Type of elements, or all.
+    /// Type of elements, such as float, double, half, bfloat16, int32 or uint8, or all.
     #[arg(short = 'd', long = "datatype", default_value = "float", value_parser = dtypes)]
     pub(crate) dtypes: List<DataType>,
-    /// Reduction operation, or all.
+    /// Reduction operation (sum, prod, max, min, avg), or all.
     #[arg(short = 'o', long = "op", default_value = "sum", value_parser = ops)]
     pub(crate) ops: List<ReduceOp>,
     /// Root, or all.
@@ -212,7 +214,8 @@ pub(crate) struct Options {
     #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
     pub(crate) graph: u32,
     /// Synchronise after every operation (1), or once after all (0).
-    #[arg(short = 'z', long = "blocking", default_value_t = 0)]
+    #[arg(short = 'z', long = "blocking", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(0..=1))]
     pub(crate) blocking: u32,
     /// Buffers: 0 of which the library knows nothing (malloc; on GPUs as cudaMalloc gives them), 1
     /// from ncclMemAlloc and registered, 2 from ncclMemAlloc in symmetric windows.
@@ -271,6 +274,9 @@ pub(crate) struct Options {
 impl Options {
     /// Fails if there is no size to measure.
     pub(crate) fn check_sizes(&self) -> Result<(), String> {
+        if self.step_bytes == Some(0) {
+            return Err("-i 0: expected a step of at least one byte".to_owned());
+        }
         let (least, most) = (self.min_bytes, self.max_bytes);
         if least <= most {
             return Ok(());
@@ -287,8 +293,8 @@ impl Options {
         while next <= self.max_bytes {
             sizes.push(next);
             next = match self.step_bytes {
-                Some(step) => next + step.max(1),
-                None => (next * self.step_factor.max(2)).max(1),
+                Some(step) => next + step,
+                None => (next * self.step_factor).max(1),
             };
         }
         sizes

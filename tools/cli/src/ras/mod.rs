@@ -80,7 +80,7 @@ enum Action {
     Dump {
         /// The format.
         format: Format,
-        /// The file, or for the flight recorder the folder, to write.
+        /// The file, or for the flight recorder the folder, to write; - is the standard output.
         path: PathBuf,
     },
 }
@@ -199,8 +199,13 @@ fn dump(
     fn failed(path: &Path, cause: impl ToString) -> Error {
         Error::File { path: path.display().to_string(), cause: cause.to_string() }
     }
-    let write =
-        |path: &Path, bytes: &[u8]| std::fs::write(path, bytes).map_err(|e| failed(path, e));
+    let write = |path: &Path, bytes: &[u8]| {
+        let written = match path.as_os_str() == "-" {
+            true => std::io::stdout().write_all(bytes),
+            false => std::fs::write(path, bytes),
+        };
+        written.map_err(|e| failed(path, e))
+    };
     match format {
         Format::Json => write(path, (status::json(processes, causes) + "\n").as_bytes())?,
         Format::Chrome => write(path, chrome::events(processes).as_bytes())?,

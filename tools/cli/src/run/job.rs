@@ -31,6 +31,9 @@ const SAME: Duration = Duration::from_millis(200);
 /// The exit code of a job whose time was over, as of `timeout` of the GNU coreutils.
 const TIMED_OUT: u8 = 124;
 
+/// The exit code of shells and of the dynamic linker for what they do not find.
+const NOT_FOUND: i32 = 127;
+
 /// The end of the job, once it has begun.
 struct End {
     code: u8,
@@ -159,7 +162,14 @@ impl Job {
             let why = format!("ended with {status} before it joined");
             rendezvous::note_absent(&self.id, rank, why, true);
         }
-        if status.success() || self.end.is_some() {
+        if status.success() {
+            return;
+        }
+        if self.end.is_some() {
+            // Who was to blame may have ended after those that heard of it.
+            if self.signalled.is_none() {
+                say(&format!("{name} ended with {status}"));
+            }
             return;
         }
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
@@ -171,6 +181,10 @@ impl Job {
             }
         };
         say(&format!("{name} ended with {status}{others}"));
+        if code == Some(NOT_FOUND) {
+            say("status 127 mostly means that a program or a shared library was not found: where \
+                 liboxccl.so.2 is missing, set LD_LIBRARY_PATH to its folder");
+        }
     }
 
     /// Tells the ranks that their time is over.
