@@ -8,6 +8,7 @@ use oxccl::nccl::configured::*;
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
 use oxccl::nccl::types::{ncclComm_t, ncclRedOp_t, ncclResult_t};
 use oxccl::oxccl::event::{oxcclEventCreate, oxcclEventDestroy, oxcclEventQuery};
+use oxccl::oxccl::launch::oxcclCommSetTimeout;
 use oxccl::oxccl::stream::oxcclStreamSynchronize;
 use oxccl::oxccl::types::{OXCCL_VENDOR_ID, oxcclCallOption_t, oxcclStream_t};
 use oxccl_plan::generate::{Algorithm, GENERATORS};
@@ -288,6 +289,27 @@ fn a_deadline_ends_its_own_call_and_no_other() {
     ] {
         fails(waited, ncclResult_t::ncclRemoteError, text);
     }
+}
+
+#[test]
+fn a_limit_that_is_set_while_a_call_waits_counts_from_when_the_wait_began() {
+    let world = World::new(RANKS);
+    let (input, mut output) = (vec![1; COUNT], vec![0; COUNT]);
+    ok(call(0, (&input, &mut output), (world.comms[0], world.streams[0]), None));
+    // SAFETY: any handle may be passed.
+    let waited = unsafe {
+        assert_eq!(
+            oxcclStreamSynchronize(world.streams[0], 1_500_000_000),
+            ncclResult_t::ncclInProgress
+        );
+        ok(oxcclCommSetTimeout(world.comms[0], 200_000_000));
+        oxcclStreamSynchronize(world.streams[0], 60_000_000_000)
+    };
+    fails(waited, ncclResult_t::ncclRemoteError, "rank 0 waited ");
+    let text = last_error();
+    let waited = text.split_once("waited ").and_then(|(_, rest)| rest.split_once(" ms"));
+    let waited_ms: u32 = waited.expect("a time").0.parse().expect("a number");
+    assert!(waited_ms >= 700, "{text}");
 }
 
 #[test]

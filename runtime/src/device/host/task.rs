@@ -437,6 +437,8 @@ impl Running {
         self.endpoint.rank.recorder.wait(self.number, peer, step, !self.recorded);
         self.recorded = true;
         let now = clock::now();
+        // A limit may be set while it waits.
+        self.waiting_since.get_or_insert(now);
         let long = now - *self.looked.get_or_insert(now) > LONG;
         if long {
             self.looked = Some(now);
