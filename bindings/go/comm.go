@@ -373,24 +373,31 @@ func (c *Comm) wait(ctx context.Context) error {
 	if ctx.Done() == nil {
 		return c.stream.Synchronize()
 	}
-	begun, done := time.Now(), make(chan struct{})
+	begun, done, over := time.Now(), make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(over)
 		c.overdue(ctx, begun, done)
 		c.Abort()
 	})
 	err := c.stream.Synchronize()
 	close(done)
-	if !stop() && err != nil {
+	switch {
+	case stop():
+		return err
+	case err == nil:
+		// It is complete, but the communicator is not there any more.
+		<-over
+		return context.Cause(ctx)
+	default:
+		<-over
 		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
-	return err
 }
 
 // overdue has a call that waits beyond the time of its context fail as one with a limit does: that
-// error names the rank that it waits for, and why. A call that does not wait is over soon, or too
-// slow.
+// error names the rank that it waits for, and why. A call that does not wait has a little more time.
 func (c *Comm) overdue(ctx context.Context, begun time.Time, done <-chan struct{}) {
-	const grace = 200 * time.Millisecond
+	const grace = 2 * time.Second
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) || c.SetTimeout(time.Since(begun)) != nil {
 		return
 	}

@@ -78,7 +78,7 @@ type Buffer[T Element] struct {
 	n    int
 	// Whether it is memory of a GPU.
 	far bool
-	// Whether it was freed; what still takes it as an argument fails.
+	// Whether it was freed: it has no address then, but its length, so that calls with it fail.
 	closed bool
 }
 
@@ -101,8 +101,9 @@ func (b *Buffer[T]) Close() error {
 	if b.closed {
 		return nil
 	}
-	b.closed = true
-	return oxcclMemFree(b.data)
+	data := b.data
+	b.data, b.closed = nil, true
+	return oxcclMemFree(data)
 }
 
 // Len is the number of elements.

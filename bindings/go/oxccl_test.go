@@ -315,7 +315,15 @@ func TestErrors(t *testing.T) {
 			return Group(func() error { return AllReduce(background, c, x, x, Sum) })
 		}), InvalidUsage, "cannot wait in a Group")
 		ok(t, AllReduce(background, c, x, x, Sum))
-		_, err := Alloc[float32](-1)
+		freed, err := Alloc[float32](4)
+		ok(t, err)
+		ok(t, freed.Close())
+		ok(t, freed.Close())
+		expectError(t, AllReduceAsync(c, freed, freed, Sum, &Stream{}), InvalidArgument, "null")
+		if freed.Slice() != nil {
+			t.Error("a buffer that was freed has elements")
+		}
+		_, err = Alloc[float32](-1)
 		expectError(t, err, InvalidArgument, "n is -1")
 		ok(t, c.Err())
 		expectError(t, Group(func() error {

@@ -24,7 +24,8 @@ func allocate(data *unsafe.Pointer, bytes uintptr) (kind DeviceKind, err error) 
 	return kind, err
 }
 
-// Stream is work in order. Its zero value is the device's default stream.
+// Stream is work in order. Its zero value is the device's default stream. Its functions take no
+// context: SynchronizeFor waits for a limited time, and Comm.Abort ends what a stream waits for.
 type Stream struct{ handle C.cudaStream_t }
 
 // NewStream makes a stream on the current device.
