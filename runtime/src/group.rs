@@ -3,6 +3,7 @@
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
 use crate::device::{Event, Stream};
 use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use crate::op::descriptor::Descriptor;
 use crate::op::{Call, CallOptions, Operation, Transfer, Transfers};
 use crate::plugin::profiler::{Calls, Reported, Running, now_ns};
@@ -57,11 +58,18 @@ struct Group {
     /// The events of the calls, for the profilers of the communicators.
     events: Events,
     error: Option<Error>,
+    /// Whether it was told of a wait in the group.
+    waited: bool,
 }
 
 impl Group {
-    const NONE: Self =
-        Self { depth: 0, calls: Vec::new(), events: Events(Vec::new()), error: None };
+    const NONE: Self = Self {
+        depth: 0,
+        calls: Vec::new(),
+        events: Events(Vec::new()),
+        error: None,
+        waited: false,
+    };
 }
 
 /// The events of the communicators of a group that are profiled.
@@ -170,6 +178,22 @@ pub fn start() {
 /// Returns whether this thread is within a group.
 pub fn active() -> bool {
     GROUP.with_borrow(|g| g.depth > 0)
+}
+
+/// Logs, once for a group, that a function of the C interface waits in it, though its calls only
+/// begin at its end.
+pub fn warn_of_wait(function: &str) {
+    let count = GROUP.with_borrow_mut(|g| {
+        let is_news = !g.waited && !g.calls.is_empty();
+        g.waited |= is_news;
+        is_news.then_some(g.calls.len())
+    });
+    if let Some(count) = count {
+        let text = format!(
+            "{function} waits in a group, whose calls ({count}) begin at ncclGroupEnd: is that missing?"
+        );
+        log::line(Level::Warn, Subsystem::Coll, &text);
+    }
 }
 
 /// Notes that a call of the group failed: nothing of the group is launched then.

@@ -1,6 +1,7 @@
 /* Bad arguments: the right code, and a text that names the argument and its value. */
 #include "oxccl.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +103,11 @@ static void objects(ncclComm_t comm) {
   if (info.code != ncclInvalidArgument || !strstr(info.text, "kind is 9")) failures++;
   info.size = 3;
   EXPECT(oxcclLastError(&info), ncclInvalidArgument, "size is 3");
+  /* As a program knows the structure whose text had 512 bytes. */
+  info.size = offsetof(oxcclErrorInfo_t, text) + 512;
+  memset(info.text, 'x', sizeof info.text);
+  EXPECT(oxcclLastError(&info), ncclSuccess, NULL);
+  if (!strstr(info.text, "size is 3") || info.text[512] != 'x') failures++;
   info.size = sizeof info;
   EXPECT(oxcclCommLastError(comm, &info), ncclSuccess, NULL);
   if (info.code != 0) failures++;

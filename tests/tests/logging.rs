@@ -7,6 +7,7 @@ mod common;
 use common::{World, datatype, number, ok};
 use oxccl::nccl::collectives::ncclAllReduce;
 use oxccl::nccl::comm::{ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitAll};
+use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
 use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::nccl::types::{ncclComm_t, ncclRedOp_t, ncclResult_t};
 use oxccl::oxccl::info::oxcclSetLog;
@@ -57,6 +58,37 @@ unsafe extern "C" fn hear(user: *mut c_void, _level: c_int, text: *const c_char)
     heard.sender.send((result, line)).expect("the test listens");
 }
 
+/// Passes a line on.
+unsafe extern "C" fn pass_on(user: *mut c_void, _level: c_int, text: *const c_char) {
+    // SAFETY: as in `hear`.
+    let (sender, text) = unsafe { (&*user.cast::<Sender<String>>(), CStr::from_ptr(text)) };
+    sender.send(text.to_string_lossy().into_owned()).expect("the test listens");
+}
+
+/// A wait in a group for its own calls is told once.
+fn a_wait_in_a_group_is_told() {
+    let (world, mut data) = (World::new(2), vec![vec![1f32; 10]; 2]);
+    let (sender, lines) = channel();
+    // SAFETY: the sender lives until the callback is taken away; any handle may be passed.
+    unsafe {
+        ok(oxcclSetLog(2, Some(pass_on), (&raw const sender).cast_mut().cast()));
+        ok(ncclGroupStart());
+        ok(oxcclStreamSynchronize(world.streams[0], -1));
+        for (rank, data) in data.iter_mut().enumerate() {
+            ok(all_reduce(world.comms[rank], world.streams[rank], data));
+        }
+        ok(oxcclStreamSynchronize(world.streams[0], -1));
+        ok(oxcclStreamSynchronize(world.streams[1], -1));
+        ok(ncclGroupEnd());
+        world.synchronize();
+        ok(oxcclSetLog(2, None, std::ptr::null_mut()));
+    }
+    let lines: Vec<String> = lines.try_iter().collect();
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert!(line.contains("in a group, whose calls (2) begin at ncclGroupEnd"), "{line}");
+    assert_eq!(data, vec![vec![2f32; 10]; 2]);
+}
+
 /// Two ranks whose log lines go to [`hear`].
 fn listen() -> (Box<Heard>, Receiver<(ncclResult_t, String)>) {
     let (sender, lines) = channel();
@@ -82,6 +114,7 @@ fn end(heard: &mut Heard) {
 fn a_log_callback_may_call_any_function_also_about_what_the_monitor_and_a_stream_have_found() {
     const LIMIT: Duration = Duration::from_secs(30);
     let (mut ours, mut theirs) = (vec![1f32; 1000], vec![1f32; 1000]);
+    a_wait_in_a_group_is_told();
 
     // The monitor finds that rank 1 is gone, for which rank 0 waits.
     let (mut heard, lines) = listen();

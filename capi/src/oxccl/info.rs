@@ -9,6 +9,7 @@ use oxccl_runtime::fork;
 use oxccl_runtime::log::{self, Level};
 use oxccl_runtime::recorder;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::mem::offset_of;
 
 /// The version of OxCCL: major · 10000 + minor · 100 + patch.
 pub const OXCCL_VERSION_CODE: c_int = 100;
@@ -17,6 +18,9 @@ const _: () = assert!(
     crate::nccl::info::code(env!("CARGO_PKG_VERSION")) == OXCCL_VERSION_CODE,
     "one of them is out of date"
 );
+
+/// The room for the text in the first version of `oxcclErrorInfo_t`.
+const FIRST_TEXT_BYTES: usize = 512;
 
 /// Copies a text into a field, cut to the field's size, with a zero byte at its end.
 fn put_text(field: &mut [c_char], text: &str) {
@@ -37,10 +41,13 @@ unsafe fn fill(
     }
     // SAFETY: not null; every version of the structure begins with its size.
     let size = unsafe { (&raw const (*info).size).read() };
-    if size < size_of::<oxcclErrorInfo_t>() {
-        let expected = format!("at least {} bytes", size_of::<oxcclErrorInfo_t>());
+    // The text is the last field, and was shorter.
+    let least = offset_of!(oxcclErrorInfo_t, text) + FIRST_TEXT_BYTES;
+    if size < least {
+        let expected = format!("at least {least} bytes");
         return Err(Error::argument(function, "info->size", size, expected));
     }
+    let room = size.min(size_of::<oxcclErrorInfo_t>());
     let outside = Site { rank: -1, peer: -1, step: -1, ..Site::default() };
     let site = error.as_ref().and_then(Error::site).unwrap_or(&outside).clone();
     let code = error.as_ref().map_or(0, |e| e.code() as c_int);
@@ -55,9 +62,10 @@ unsafe fn fill(
         text: [0; 2048],
     };
     put_text(&mut filled.operation, site.operation);
-    put_text(&mut filled.text, &error.map_or_else(String::new, |e| e.to_string()));
-    // SAFETY: writable for this size by the contract of the caller.
-    unsafe { info.write(filled) };
+    let text = &mut filled.text[..room - offset_of!(oxcclErrorInfo_t, text)];
+    put_text(text, &error.map_or_else(String::new, |e| e.to_string()));
+    // SAFETY: writable for this size by the contract of the caller; plain data.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const filled).cast::<u8>(), info.cast(), room) };
     Ok(())
 }
 

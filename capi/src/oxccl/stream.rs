@@ -6,6 +6,7 @@ use crate::nccl::types::ncclResult_t;
 use crate::{convert, objects};
 use oxccl_runtime::device::{Event, Stream};
 use oxccl_runtime::error::Error;
+use oxccl_runtime::group;
 use std::ffi::c_void;
 
 /// Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
@@ -58,6 +59,7 @@ pub unsafe extern "C" fn oxcclStreamSynchronize(
     boundary(|| {
         let stream = objects::stream(stream, "oxcclStreamSynchronize")?;
         let limit = convert::limit(timeoutNs, "oxcclStreamSynchronize")?;
+        group::warn_of_wait("oxcclStreamSynchronize");
         let done = stream.synchronize(limit)?;
         Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
     })
