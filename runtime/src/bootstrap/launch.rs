@@ -121,19 +121,18 @@ pub(crate) fn detect_in(
         let names = ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK"];
         return parse(OWN, names, values, of_parent("oxccl")).map(Some);
     }
-    let alone = match [own[0].is_empty(), own[1].is_empty()] {
-        [false, true] => Some(("OXCCL_RANK", "OXCCL_NRANKS")),
-        [true, false] => Some(("OXCCL_NRANKS", "OXCCL_RANK")),
-        _ => None,
-    };
-    if let Some((set, unset)) = alone {
-        let what = format!("{set} is set, but {unset} is not");
-        return Err(Error::usage(what, "set both, or start the ranks by oxccl run"));
-    }
     let fits = |known: &&Known| {
         [known.mark, known.place[0], known.place[1]].iter().all(|name| lookup(name).is_some())
     };
     let Some(known) = LAUNCHERS.iter().find(fits) else {
+        // Alone, the number of ranks may be a container's for all of its programs.
+        if !own[0].is_empty() {
+            let what = "OXCCL_RANK is set, but OXCCL_NRANKS is not".to_owned();
+            return Err(Error::usage(
+                what,
+                "set both, or neither, or start the ranks by oxccl run",
+            ));
+        }
         return Ok(None);
     };
     let values = known.place.map(lookup);
@@ -408,6 +407,10 @@ mod tests {
         let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
         assert_eq!(detected(&pmi, NONE), launch([1, 2, 0], "pmi", parent("pmi")));
         let bad = |name: &str| (name == "RANK").then(|| "x".to_owned()).or(Some("2".to_owned()));
+        let none = |_: &str| None;
+        let Err(half) = detect_in(["1", "", ""], &none) else { panic!("a rank of no job") };
+        assert!(half.to_string().contains("OXCCL_RANK is set, but OXCCL_NRANKS is not"), "{half}");
+        assert!(detect_in(["", "4", ""], &none).is_ok_and(|found| found.is_none()));
         assert!(detect_in(NONE, &bad).is_err());
     }
 

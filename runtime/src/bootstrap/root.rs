@@ -256,13 +256,13 @@ impl Machine {
         let shown: Vec<_> = missing.iter().take(16).map(u32::to_string).collect();
         let more = if missing.len() > 16 { ", …" } else { "" };
         let (list, count) = (shown.join(", "), missing.len());
-        let [word, it, has] = match count {
-            1 => ["rank", "it was", "has"],
-            _ => ["ranks", "they were", "have"],
+        let [word, runs, makes] = match count {
+            1 => ["rank", "it runs", "makes"],
+            _ => ["ranks", "they run", "make"],
         };
         let why = format!(
-            "{count} of {n} ranks did not come within {secs} s: {word} {list}{more}; look whether {it} \
-             started, and {has} the same id (OXCCL_INIT_TIMEOUT is the limit)"
+            "{count} of {n} ranks did not come within {secs} s: {word} {list}{more}; look whether \
+             {runs}, and {makes} this communicator"
         );
         self.fail(NOBODY, false, &why)
     }
