@@ -113,11 +113,16 @@ pub enum Error {
         found: String,
     },
     #[error(
-        "the ranks' calls differ: rank {} calls {own}, rank {} calls {theirs} (collective {} of \
-         the communicator); give all ranks the same calls in the same order",
-        site.rank, site.peer, site.op_seq
+        "the ranks' calls differ: rank {} calls {own}, rank {} calls {theirs}{}",
+        site.rank, site.peer, differ(site, *messages)
     )]
-    Mismatch { site: Site, own: String, theirs: String },
+    Mismatch {
+        site: Site,
+        own: String,
+        theirs: String,
+        /// Whether they are the two ends of a message.
+        messages: bool,
+    },
     #[error("the communicator was ended by {by}; its operations are not complete")]
     Aborted { by: &'static str },
     #[error(
@@ -193,6 +198,17 @@ impl From<oxccl_net::Error> for Error {
             return Error::Local { call, cause, hint };
         }
         Error::system(error.call, error.cause, error.hint)
+    }
+}
+
+/// Returns where calls differ, and what to do.
+fn differ(site: &Site, messages: bool) -> String {
+    match messages {
+        true => "; give every send a receive of the same size and type".to_owned(),
+        false => format!(
+            " (collective {} of the communicator); give all ranks the same calls in the same order",
+            site.op_seq
+        ),
     }
 }
 
@@ -299,10 +315,6 @@ impl Error {
                 site.within(),
                 if found.is_empty() { LOOK.to_owned() } else { format!(": {found}") }
             ),
-            Error::Aborted { by: "ncclCommAbort" } => {
-                "it was ended by ncclCommAbort, which bindings call after an exception or panic, too"
-                    .to_owned()
-            }
             Error::Aborted { by } => format!("it was ended by {by}"),
             Error::Reported { text, .. } => text.clone(),
             // The same mistake on all sides.

@@ -58,8 +58,10 @@ impl CurrentOp {
             op_seq: seq,
             operation: "",
         };
+        let is_message = matches!(self, CurrentOp::Exchange(..));
+        let messages = is_message && theirs.is_ok_and(|of| of.is_message());
         let [own, theirs] = self.texts(theirs);
-        Error::Mismatch { site, own, theirs }
+        Error::Mismatch { site, own, theirs, messages }
     }
 }
 

@@ -139,7 +139,7 @@ impl Rank {
         let own = standing.clone().find(|verdict| verdict.comm == comm);
         // The awaited rank may have found out the same a moment before.
         let failed = || causes.iter().find(|of| of.cause == Cause::Failed && of.comm == comm);
-        if let Some(verdict) = own.or_else(|| standing.next()).or_else(failed) {
+        if let Some(verdict) = own.or_else(failed).or_else(|| standing.next()) {
             found.clone_from(&verdict.text);
         }
     }
@@ -389,7 +389,8 @@ mod tests {
             ]
         );
         let site = first.site(2);
-        let mismatch = Error::Mismatch { site, own: "this".to_owned(), theirs: "that".to_owned() };
+        let (own, theirs) = ("this".to_owned(), "that".to_owned());
+        let mismatch = Error::Mismatch { site, own, theirs, messages: false };
         let expected = format!("{mismatch} (reported by rank 1)");
         assert_eq!(texts(&mismatch), [expected.clone(), expected]);
     }

@@ -270,8 +270,8 @@ impl<'a, 'c> Waits<'a, 'c> {
             for to in behind.iter().chain(&wait.named) {
                 let stands = to.process.state != ProcessState::Stopped;
                 let goes_on = stands && waiting.contains(&self.caller(to));
-                // Who has failed is told with the failure.
-                let fails = to.rank.stage == Stage::Failed;
+                // Who has failed is told with the failure, unless its user has answered that.
+                let fails = to.rank.stage == Stage::Failed && !to.rank.aborted;
                 if !goes_on && !fails && known.insert(to.rank.rank) {
                     found.push(self.blame(wait, to));
                 }

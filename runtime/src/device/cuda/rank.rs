@@ -522,8 +522,9 @@ impl CudaRank {
             }
             abi::FAULT_MISMATCH => {
                 let theirs = Descriptor::from_words(control.their_what, control.their_count);
+                let messages = own.is_message() && theirs.is_message();
                 let [own, theirs] = own.texts(theirs);
-                Some(Error::Mismatch { site, own, theirs })
+                Some(Error::Mismatch { site, own, theirs, messages })
             }
             abi::FAULT_LEFT => Some(Error::Remote { site, why: LEFT.to_owned() }),
             abi::FAULT_WINDOW => {

@@ -24,6 +24,7 @@ use oxccl::nccl::comm::ncclCommInitAll;
 use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::oxccl::types::oxcclDeviceKind_t;
 use oxccl_tests::job::{Ended, Job, bind_to_parent, wait_until};
+use oxccl_tests::missing;
 use oxccl_tests::network::Network;
 use rank::{Outcome, Rank, devices, last_error, ok, unique_id};
 use std::path::Path;
@@ -363,8 +364,12 @@ fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
     if test.name == CUT && nranks % 2 != 0 {
         return Some("needs two halves".into());
     }
-    if test.name == CUT && std::thread::spawn(|| Network::new(2)).join().is_ok_and(|n| n.is_err()) {
-        return Some("makes networks, which is not permitted, or there is no command ip".into());
+    let network = || std::thread::spawn(|| Network::new(2).map(drop)).join();
+    if test.name == CUT
+        && let Ok(Err(reason)) = network()
+    {
+        missing("netns", &reason);
+        return Some(format!("there is no network of its own: {reason}"));
     }
     let without_lines = !cuda || nranks < 3 || std::env::var_os("NCCL_PROTO").is_some();
     if test.name == "a message beside results" && without_lines {
