@@ -41,7 +41,7 @@ fn ranks(text: &str) -> std::result::Result<u32, String> {
     match text.parse() {
         Ok(0) => Err("expected 1 or more".to_owned()),
         Ok(ranks) => Ok(ranks),
-        Err(_) if text == "p" => Err("-np is mpirun's; here it is -n 4".to_owned()),
+        Err(_) if text == "p" => Err("-np is mpirun's; here it is -n, as in -n 4".to_owned()),
         Err(e) => Err(e.to_string()),
     }
 }

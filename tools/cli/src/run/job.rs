@@ -31,6 +31,9 @@ const SAME: Duration = Duration::from_millis(200);
 /// The exit code of a job whose time was over, as of `timeout` of the GNU coreutils.
 const TIMED_OUT: u8 = 124;
 
+/// The most processes that are named of those that failed after the first one.
+const SHOWN: usize = 8;
+
 /// The exit code of shells and of the dynamic linker for what they do not find.
 const NOT_FOUND: i32 = 127;
 
@@ -80,8 +83,10 @@ pub(super) struct Job {
     /// The children that this process had before the job, such as those of a shell that it
     /// replaced.
     strangers: Vec<Pid>,
-    /// The time of the first signal to pass on.
+    /// The time of the first signal to pass on, or of the first that kills.
     signalled: Option<Instant>,
+    /// The processes that failed after the first one, before they got a signal.
+    later: Vec<String>,
     end: Option<End>,
 }
 
@@ -97,8 +102,8 @@ impl Job {
         let strangers = children();
         // If the kernel refuses this, init adopts the processes that the ranks leave behind.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
-        let (ranks, signalled, end) = (HashMap::new(), None, None);
-        Self { ranks, id, signals, grace, until, strangers, signalled, end }
+        let (ranks, later) = (HashMap::new(), Vec::new());
+        Self { ranks, id, signals, grace, until, strangers, signalled: None, later, end: None }
     }
 
     /// Adds a process, the leader of a process group.
@@ -166,9 +171,9 @@ impl Job {
             return;
         }
         if self.end.is_some() {
-            // Who was to blame may have ended after those that heard of it.
+            // Who was to blame may end after those that heard of it.
             if self.signalled.is_none() {
-                say(&format!("{name} ended with {status}"));
+                self.later.push(format!("{name} with {status}"));
             }
             return;
         }
@@ -253,6 +258,8 @@ impl Job {
     /// Kills the ranks and all processes that they have started. Blocks for some seconds at most.
     pub(super) fn kill(&mut self) {
         self.end_within(1, Duration::ZERO);
+        self.signalled.get_or_insert_with(Instant::now);
+        self.tell_later();
         if !self.ranks.is_empty() {
             say(&format!("killing the ranks that still run ({})", self.running()));
         }
@@ -274,6 +281,19 @@ impl Job {
                 return say(&format!("these processes could not be killed: {}", pids.join(", ")));
             }
             self.signals.take(Duration::from_millis(10));
+        }
+    }
+
+    /// Says which ranks failed after the first one.
+    fn tell_later(&mut self) {
+        let later = std::mem::take(&mut self.later);
+        let more = match later.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        if !later.is_empty() {
+            let shown = later[..later.len().min(SHOWN)].join(", ");
+            say(&format!("after it failed: {shown}{more}"));
         }
     }
 
