@@ -8,8 +8,8 @@
 #include "flow.cuh"
 
 namespace oxccl {
-//  The roles of the warps of a channel, but in packets. Where nothing is passed on, one warp folds
-// and takes.
+// The roles of the warps of a channel, but in packets. Where nothing is passed on, one warp folds
+// and takes; where a rank only takes, in chunks, all of them do.
 constexpr int PUT = 0, MIDDLE = 1, TAKE = 2;
 
 // The ranks of a set, those after this rank first, so that not all begin with the same one.
