@@ -120,7 +120,7 @@ pub enum Error {
         site: Site,
         own: String,
         theirs: String,
-        /// Whether they are the two ends of a message.
+        /// True if they are the two ends of a message.
         messages: bool,
     },
     #[error("the communicator was ended by {by}; its operations are not complete")]

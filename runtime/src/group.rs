@@ -58,7 +58,7 @@ struct Group {
     /// The events of the calls, for the profilers of the communicators.
     events: Events,
     error: Option<Error>,
-    /// Whether it was told of a wait in the group.
+    /// True once the log has told of a wait in the group.
     waited: bool,
 }
 

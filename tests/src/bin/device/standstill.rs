@@ -56,6 +56,12 @@ fn two_hosts() -> bool {
     std::env::var_os("OXCCL_RANKS_PER_NODE").is_some()
 }
 
+/// Returns whether two ranks are on different hosts.
+fn are_apart(nranks: i32, pair: [i32; 2]) -> bool {
+    let of = |rank: i32| rank / (nranks as u32).div_ceil(2) as i32;
+    two_hosts() && of(pair[0]) != of(pair[1])
+}
+
 /// Looks at the job until a verdict on it is as it should be, and all of them name one process: who
 /// has no part in what stands still may go on to what the process at fault does not call either. It
 /// may take 2 s on GPUs; a machine on which ranks share few processors has more time.
@@ -95,6 +101,8 @@ struct Standstill<'a> {
     replay: &'a Replay,
     /// Collectives that ran on the communicator before.
     before: u64,
+    /// True if its ranks are on two hosts.
+    apart: bool,
 }
 
 impl Standstill<'_> {
@@ -159,7 +167,7 @@ impl Standstill<'_> {
         // Ranks of another host do not tell whether a kernel of theirs waits.
         let untold = "does not tell whether a kernel of it is in";
         // What goes through GPUs of one host is one step.
-        let has_steps = !on_gpu || (two_hosts() && self.how != How::LeavesOneAlone);
+        let has_steps = !on_gpu || self.apart;
         let on = if on_gpu { " on its GPU" } else { "" };
         let place =
             format!("(collective {}{on}{}", self.before, if has_steps { ", step " } else { ")" });
@@ -169,7 +177,8 @@ impl Standstill<'_> {
         };
         let begin = format!("rank {} ", self.victim);
         look(|Verdict { cause: is, ranks, text, .. }| {
-            let why = text.contains(part) || (two_hosts() && text.contains(untold));
+            let is_untold = self.how == How::SkipsReplay && self.apart && text.contains(untold);
+            let why = text.contains(part) || is_untold;
             let names = text.starts_with(&begin) && why && is_placed(text);
             (*is, &ranks[..]) == (cause, &[self.victim as u32]) && names
         })
@@ -204,6 +213,7 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
     let mut random = Random(18);
     for how in ALL.into_iter().chain(ALL) {
         let victim = random.below(rank.nranks as u64) as i32;
+        let pair = [victim, (victim + 1) % rank.nranks];
         let calls = random.below(70);
         (0..calls).try_for_each(|_| call())?;
         total(rank, &memory)?;
@@ -211,16 +221,20 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
         // A pair is in the order of the ranks.
         let (on, victim) = match how {
             How::LeavesOneAlone => {
-                let is_in = [victim, (victim + 1) % rank.nranks].contains(&rank.rank);
-                let pair = rank.split(if is_in { 0 } else { -1 })?;
-                (pair, i32::from(victim + 1 == rank.nranks))
+                let is_in = pair.contains(&rank.rank);
+                let both = rank.split(if is_in { 0 } else { -1 })?;
+                (both, i32::from(victim + 1 == rank.nranks))
             }
             _ => (Some(*rank), victim),
         };
         let Some(on) = on else { continue };
         let (memory, replay) = (&memory, &replay);
-        let ran = if how == How::LeavesOneAlone { 0 } else { before };
-        let played = Standstill { how, victim, rank: &on, memory, replay, before: ran }.play();
+        let (ran, apart) = match how {
+            How::LeavesOneAlone => (0, are_apart(rank.nranks, pair)),
+            _ => (before, two_hosts()),
+        };
+        let standstill = Standstill { how, victim, rank: &on, memory, replay, before: ran, apart };
+        let played = standstill.play();
         played.map_err(|e| format!("{how:?} of rank {victim}: {e}"))?;
         match how {
             How::LeavesOneAlone => on.leave()?,
