@@ -57,6 +57,17 @@ impl Caller {
         self.call(comm, collective, root)?;
         self.finish()
     }
+
+    /// Calls a collective again and again, with a pause before each, until one fails, and prints
+    /// why.
+    fn go_on(&mut self, comm: &Arc<Communicator>, pause: Option<Duration>) {
+        loop {
+            pause.into_iter().for_each(std::thread::sleep);
+            if let Err(error) = self.run(comm, Collective::AllReduce, 0) {
+                return println!("{error}");
+            }
+        }
+    }
 }
 
 /// Never returns: the test ends the process.
@@ -71,7 +82,8 @@ fn outside() -> ! {
 /// (`split`), its stream waits for something else (`stream`), it receives nothing of what it is
 /// sent (`message`), it works for 5 ms before each call (`sleep`), it goes on until it is stopped
 /// (`stop`), killed (`kill`) or cut off (`cut`), or ranks use two communicators in different orders
-/// (`circle`), or send large messages to each other before they receive (`cross`).
+/// (`circle`), or the victim makes no call in a communicator of its own with the rank `root`
+/// (`pair`), or ranks send large messages to each other before they receive (`cross`).
 pub fn play(
     comm: &Arc<Communicator>,
     how: &str,
@@ -80,7 +92,12 @@ pub fn play(
 ) -> Result<()> {
     let mut caller = Caller::new();
     let is_victim = comm.rank() == victim;
-    let second = (how == "circle").then(|| split(comm)).transpose()?;
+    let second = (how == "circle").then(|| split(comm, 0)).transpose()?;
+    let in_pair = |rank: u32| rank == victim || rank == root;
+    let pair = match how {
+        "pair" => split(comm, i32::from(in_pair(comm.rank()))).map(Some)?,
+        _ => None,
+    };
     for number in 0..calls {
         recorder::set_tag(u64::from(number) + 100);
         caller.run(comm, Collective::AllReduce, 0)?;
@@ -98,7 +115,7 @@ pub fn play(
         ("stream", false) => caller.run(comm, Collective::Reduce, root)?,
         ("message" | "split", true) => outside(),
         ("split", false) => {
-            split(comm)?;
+            split(comm, 0)?;
         }
         ("message", false) => caller.carry(comm, victim, false, COUNT * 4)?,
         // More than the slots between two ranks take in.
@@ -109,21 +126,16 @@ pub fn play(
                 println!("{error}");
             }
         }
-        ("sleep", _) => loop {
-            if is_victim {
-                std::thread::sleep(Duration::from_millis(5));
+        ("pair", true) => outside(),
+        ("pair", false) => {
+            if let Some(pair) = pair.filter(|_| in_pair(comm.rank())) {
+                caller.run(&pair, Collective::AllReduce, 0)?;
             }
-            caller.run(comm, Collective::AllReduce, 0)?;
-        },
-        ("stop", _) => loop {
-            caller.run(comm, Collective::AllReduce, 0)?;
-        },
-        ("kill" | "cut", _) => loop {
-            if let Err(error) = caller.run(comm, Collective::AllReduce, 0) {
-                println!("{error}");
-                break;
-            }
-        },
+        }
+        ("sleep" | "stop" | "kill" | "cut", _) => {
+            let pause = (how == "sleep" && is_victim).then_some(Duration::from_millis(5));
+            caller.go_on(comm, pause);
+        }
         ("circle", _) => {
             let second = second.expect("it was made");
             let order = if is_victim { [&second, comm] } else { [comm, &second] };
@@ -137,9 +149,9 @@ pub fn play(
     outside()
 }
 
-/// Returns a second communicator of all ranks.
-fn split(comm: &Arc<Communicator>) -> Result<Arc<Communicator>> {
+/// Returns a communicator of the ranks of a colour.
+fn split(comm: &Arc<Communicator>, colour: i32) -> Result<Arc<Communicator>> {
     let holder = Holder::new(comm.device(), Options::default());
-    holder.make(&comm.split(0, comm.rank() as i32))?;
+    holder.make(&comm.split(colour, comm.rank() as i32))?;
     holder.ready().cloned()
 }

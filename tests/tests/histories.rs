@@ -1,9 +1,10 @@
 //! Thousands of seeded histories of communicators, with virtual time and network, in one process.
 //! `OXCCL_HISTORIES` sets their number, `OXCCL_HISTORY_SEED` replays a single one.
 
-use oxccl_plan::generate::{GENERATORS, Needs};
+use oxccl_plan::generate::{Algorithm, GENERATORS, Generator, Needs};
 use oxccl_runtime::log;
-use oxccl_tests::simulation::{Summary, run, stand_still};
+use oxccl_runtime::ras::verdict::Cause;
+use oxccl_tests::simulation::{Standstill, Summary, run, stand_still};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -61,28 +62,78 @@ fn survivors_of_any_fault_at_any_step_end_in_time_and_work_on() {
     assert!(direct.min(mixed).min(networked).min(writing) > 0);
 }
 
+/// Requires that the rank at fault, the operation and the step are named, and nobody if nobody
+/// waits for it, whether its process runs or is stopped.
+fn is_named(seed: u64, found: &Standstill) {
+    for verdict in found.verdicts.iter().chain(&found.stopped) {
+        assert_eq!(verdict.ranks, [found.victim], "seed {seed}: {found:#?}");
+        let place = |operation: &String| {
+            let (_, after) = verdict.text.split_once(operation.as_str())?;
+            let named = |step: &u32| after.contains(&format!(", step {step})"));
+            (found.steps.iter().any(named) || operation.starts_with("send")).then_some(())
+        };
+        let is_named = found.operations.iter().any(|operation| place(operation).is_some());
+        assert!(is_named, "seed {seed}: {found:#?}");
+    }
+    assert!(found.stopped.iter().all(|verdict| verdict.cause == Cause::Stopped), "{found:#?}");
+    for verdicts in [&found.verdicts, &found.stopped] {
+        assert_eq!(found.held, !verdicts.is_empty(), "seed {seed}: {found:#?}");
+    }
+}
+
 #[test]
-fn a_rank_that_stands_still_at_any_step_is_named_by_what_all_ranks_record() {
+fn a_rank_that_stands_still_at_any_time_is_named_by_what_all_ranks_record() {
     log::set(0, None);
     let (mut held, mut causes) = (0, BTreeMap::new());
     for seed in 0..STANDSTILLS {
-        let found = stand_still(seed);
+        let found = stand_still(seed, None);
         held += u64::from(found.held);
         for verdict in &found.verdicts {
             *causes.entry(format!("{:?}", verdict.cause)).or_insert(0) += 1;
-            assert_eq!(verdict.ranks, [found.victim], "seed {seed}: {found:#?}");
-            let place = |operation: &String| {
-                let (_, after) = verdict.text.split_once(operation.as_str())?;
-                let named = |step: &u32| after.contains(&format!(", step {step})"));
-                (found.steps.iter().any(named) || operation.starts_with("send")).then_some(())
-            };
-            let is_named = found.operations.iter().any(|operation| place(operation).is_some());
-            assert!(is_named, "seed {seed}: {found:#?}");
         }
-        assert_eq!(found.held, !found.verdicts.is_empty(), "seed {seed}: {found:#?}");
+        is_named(seed, &found);
     }
     println!("{held} of {STANDSTILLS} held others up: {causes:?}");
     assert!(held > STANDSTILLS / 3 && causes.len() > 1, "{held}, {causes:?}");
+}
+
+#[test]
+fn a_rank_that_stands_still_at_each_step_of_each_algorithm_is_named() {
+    /// The most turns of a history that is played with a standstill after each of them.
+    const TURNS: u64 = 300;
+    log::set(0, None);
+    let (mut held, mut played) = (BTreeMap::new(), 0);
+    let missing = |held: &BTreeMap<Algorithm, u64>| {
+        // A rank that is alone waits for nobody.
+        let waits = |generator: &&Generator| {
+            generator.needs != Needs::Switch && generator.algorithm != Algorithm::Local
+        };
+        let all = GENERATORS.iter().filter(waits);
+        let missing = all.filter(|generator| !held.contains_key(&generator.algorithm));
+        missing.map(|generator| generator.name).collect::<Vec<_>>()
+    };
+    for seed in 0..STANDSTILLS {
+        if missing(&held).is_empty() {
+            break;
+        }
+        let last = stand_still(seed, Some(TURNS));
+        if !last.ended || last.algorithms.iter().all(|algorithm| held.contains_key(algorithm)) {
+            continue;
+        }
+        for turns in 0..TURNS {
+            let found = stand_still(seed, Some(turns));
+            is_named(seed, &found);
+            played += 1;
+            for algorithm in found.held_in {
+                *held.entry(algorithm).or_insert(0) += 1;
+            }
+            if found.ended {
+                break;
+            }
+        }
+    }
+    println!("{played} standstills held others up in {held:?}");
+    assert!(missing(&held).is_empty(), "never stood still in {:?}", missing(&held));
 }
 
 #[test]

@@ -129,7 +129,7 @@ impl Rank {
         let comm = self.recorder.comm();
         let root = Path::new(PROC);
         let job = job::of_process(read::processes(root), read::own_pid(root));
-        let patience = Patience { waiting_ns, creating_ns: u64::MAX, ..Patience::default() };
+        let patience = Patience { waiting_ns, ..Patience::default() };
         let causes = verdicts(&job, patience);
         // Who waits for the making of a communicator is late for this operation itself.
         let stands = |of: &&Verdict| {

@@ -4,7 +4,7 @@ mod circle;
 mod making;
 
 use super::job::{Comm, Member, communicators};
-use crate::recorder::read::{Process, ProcessState};
+use crate::recorder::read::{Process, ProcessState, Unanswered};
 use crate::recorder::{Kind, Source, Stage};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -32,7 +32,7 @@ pub enum Cause {
     Unseen,
     /// Ranks wait for each other in a circle.
     Deadlock,
-    /// Another host answers nothing.
+    /// The way to another host is cut: nothing comes from it, though data are sent again.
     SilentLink,
     /// A rank comes late to most collectives.
     Slow,
@@ -65,10 +65,8 @@ pub struct Verdict {
 /// The times from which on something counts, in ns.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// The least time for which an operation waits.
+    /// The least time for which an operation waits, or a communicator is in the making.
     pub waiting_ns: u64,
-    /// The least time for which a communicator is in the making.
-    pub creating_ns: u64,
     /// The time after which a rank that waits, but does not look any more, is one that does not go
     /// on: it records one look of 64, which are a millisecond apart if it gets processor time.
     pub silent_ns: u64,
@@ -76,7 +74,7 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { waiting_ns: 1_000_000_000, creating_ns: 2_000_000_000, silent_ns: 2_000_000_000 }
+        Self { waiting_ns: 1_000_000_000, silent_ns: 1_000_000_000 }
     }
 }
 
@@ -166,7 +164,7 @@ struct Wait<'a> {
     since_ns: u64,
     /// The number of the collective in which it waits; `None` in other operations, and in kernels.
     number: Option<u64>,
-    /// The rank that it waits for, if that is not behind in the collective.
+    /// The rank that it waits for, if that can be seen and is not behind in the collective.
     named: Option<Member<'a>>,
 }
 
@@ -234,7 +232,8 @@ impl<'a, 'c> Waits<'a, 'c> {
             });
             let named = waiting.peer.and_then(|peer| comm.member(peer));
             let named = named.filter(|peer| number.is_none_or(|number| !is_behind(peer, number)));
-            if are_behind || named.is_some() {
+            // Who waits for a rank that cannot be seen waits for nobody here, and is not at fault.
+            if are_behind || waiting.peer.is_some() {
                 let (caller, since_ns) = (waits.caller(&from), waiting.since_ns);
                 waits.all.push(Wait { from, caller, since_ns, number, named });
             }
@@ -341,18 +340,29 @@ fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
     }
     let waiting: Vec<u32> = all.iter().map(|member| member.rank.rank).collect();
     let since = all.iter().filter_map(|m| Some(m.rank.waiting?.since_ns)).min().unwrap_or(0);
-    let (places, advice) = match places(comm, &ranks) {
-        Some(places) => (
-            format!("which does not answer ({places})"),
+    let unanswered = unanswered(comm, &ranks);
+    let cut_ns = unanswered.iter().flatten().map(|of| of.cut_ns).min().flatten();
+    let (fact, advice) = match (&unanswered, cut_ns) {
+        (Some(all), Some(cut_ns)) => (
+            format!(
+                "to which the connection is cut ({}; no answer has come for {}, and data are sent \
+                 again)",
+                places(all),
+                span(cut_ns)
+            ),
+            "look at adapters, cables and switches on the way (oxccl doctor --host)",
+        ),
+        (Some(all), None) => (
+            format!("which does not answer ({})", places(all)),
             "look whether that host runs, can be reached, and runs the process",
         ),
-        None => (
+        (None, _) => (
             "of which nothing is seen here".to_owned(),
             "ask its host by oxccl ras, or look as another user",
         ),
     };
     let text = format!(
-        "{} {} in {} for {}, {places}, for {}: {advice} ({})",
+        "{} {} in {} for {}, {fact}, for {}: {advice} ({})",
         list(&waiting),
         verb(&waiting, "waits", "wait"),
         operation_text(first),
@@ -360,20 +370,24 @@ fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
         span(first.process.read_ns.saturating_sub(since)),
         comm.title()
     );
-    Some(Verdict { cause: Cause::Unseen, comm: comm.number, ranks, text })
+    let cause = if cut_ns.is_some() { Cause::SilentLink } else { Cause::Unseen };
+    Some(Verdict { cause, comm: comm.number, ranks, text })
 }
 
-/// Returns where ranks are that have not answered a process which asked for them; `None` if that is
-/// not known.
-fn places(comm: &Comm<'_>, ranks: &[u32]) -> Option<String> {
+/// Returns ranks as a process knows them that asked for them, and got no answer; `None` if that is
+/// not known of each.
+fn unanswered<'a>(comm: &Comm<'a>, ranks: &[u32]) -> Option<Vec<&'a Unanswered>> {
     let all = || comm.members.iter().flat_map(|member| &member.process.unanswered);
-    let place = |rank: &u32| {
-        let of = all().find(|of| (of.comm, of.rank) == (comm.number, *rank))?;
-        Some(format!("process {} on {}", of.pid, of.host))
-    };
-    let mut places = ranks.iter().map(place).collect::<Option<Vec<_>>>()?;
+    let find = |rank: &u32| all().find(|of| (of.comm, of.rank) == (comm.number, *rank));
+    ranks.iter().map(find).collect()
+}
+
+/// Returns where ranks are that do not answer.
+fn places(all: &[&Unanswered]) -> String {
+    let mut places: Vec<_> =
+        all.iter().map(|of| format!("process {} on {}", of.pid, of.host)).collect();
     places.dedup();
-    Some(places.join(", "))
+    places.join(", ")
 }
 
 /// Returns whether a rank has not called a collective in which another one waits, or its stream has

@@ -59,6 +59,10 @@ pub struct Unanswered {
     pub host: String,
     /// The id of its process.
     pub pid: u32,
+    /// The time in ns for which nothing has come from its host, though data are sent there again
+    /// and again: the connection is cut. `None` where that is not so, or not known.
+    #[serde(default)]
+    pub cut_ns: Option<u64>,
 }
 
 /// The state of a process.
@@ -247,16 +251,10 @@ pub fn state(root: &Path, pid: u32) -> Option<ProcessState> {
 /// Returns a process; `None` if no rank in it records what it does, or it may not be looked at.
 pub fn process(root: &Path, pid: u32) -> Option<Process> {
     let folder = root.join(pid.to_string());
-    let fd = recorder_of(&folder)?;
-    let head = Page::<Head>::read(&fd, 0)?;
     let (inside, state) = status(&folder)?;
-    let is = |word: &AtomicU64, value: u64| word.load(Ordering::Relaxed) == value;
-    // A forked child has inherited the file of its parent.
-    if !is(&head.magic, file::MAGIC) || !is(&head.pid, inside.into()) {
-        return None;
-    }
+    let (fd, head) = recorder_of(&folder, inside)?;
     let word = |at: usize| head.moment[at].load(Ordering::Relaxed);
-    let (now, monotonic, time) = moment(is(&head.counter, 1));
+    let (now, monotonic, time) = moment(head.counter.load(Ordering::Relaxed) == 1);
     // Recorded times are differences to now, by a clock that nobody sets.
     let age = monotonic.saturating_sub(word(1));
     let scale = Scale { first: (word(0), time.saturating_sub(age)), last: (now, time) };
@@ -284,16 +282,22 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Opens the recorder of a process.
-fn recorder_of(folder: &Path) -> Option<OwnedFd> {
+/// Opens the recorder of a process, which has this number for itself.
+fn recorder_of(folder: &Path, pid: u32) -> Option<(OwnedFd, Page<Head>)> {
     let names = |path: &PathBuf| {
         let to = std::fs::read_link(path).ok();
         to.is_some_and(|to| to.as_os_str() == format!("/memfd:{} (deleted)", file::NAME).as_str())
     };
     let fds = std::fs::read_dir(folder.join("fd")).ok()?.flatten();
-    let path = fds.map(|entry| entry.path()).find(names)?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    rustix::fs::open(path, flags, Mode::empty()).ok()
+    // The process itself may read its recorder: that descriptor is gone, or another file's, by now.
+    // A forked child has inherited the file of its parent.
+    fds.map(|entry| entry.path()).filter(names).find_map(|path| {
+        let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        let head = Page::<Head>::read(&fd, 0)?;
+        let is = |word: &AtomicU64, value: u64| word.load(Ordering::Relaxed) == value;
+        (is(&head.magic, file::MAGIC) && is(&head.pid, pid.into())).then_some((fd, head))
+    })
 }
 
 /// Returns the process id as the process itself sees it, and its state.

@@ -149,7 +149,13 @@ mod tests {
             clock_set_ns: -3,
             ranks: (0..ranks).map(rank).collect(),
             left_out: false,
-            unanswered: vec![Unanswered { comm: 3, rank: 1, host: "192.0.2.2".to_owned(), pid: 8 }],
+            unanswered: vec![Unanswered {
+                comm: 3,
+                rank: 1,
+                host: "192.0.2.2".to_owned(),
+                pid: 8,
+                cut_ns: None,
+            }],
         }
     }
 

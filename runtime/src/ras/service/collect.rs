@@ -208,7 +208,7 @@ fn unanswered(known: &[Known]) -> Vec<Unanswered> {
     let silent = known.iter().filter(|peer| !peer.answered && !peer.dead);
     let of = |peer: &Known| {
         let Known { comm, rank, place: Place { host, pid, .. }, .. } = peer;
-        Unanswered { comm: *comm, rank: *rank, host: host.clone(), pid: *pid }
+        Unanswered { comm: *comm, rank: *rank, host: host.clone(), pid: *pid, cut_ns: None }
     };
     silent.map(of).collect()
 }

@@ -23,11 +23,9 @@ pub(super) fn held_up(comm: &Comm<'_>, all: &[Comm<'_>], patience: Patience) -> 
         return Vec::new();
     }
     let parent = members.iter().find_map(|member| member.rank.parent);
-    // Processes start at different times; those of a communicator have started.
-    let least_ns = if parent.is_some() { patience.waiting_ns } else { patience.creating_ns };
     let age = |member: &Member<'_>| member.process.read_ns.saturating_sub(member.rank.begun_ns);
     let longest_ns = members.iter().map(age).max().unwrap_or(0);
-    if longest_ns < least_ns {
+    if longest_ns < patience.waiting_ns {
         return Vec::new();
     }
     let parent = all.iter().find(|of| Some(of.number) == parent);

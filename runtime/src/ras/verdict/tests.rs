@@ -306,24 +306,43 @@ fn ranks_are_late_only_beside_others_of_their_host() {
 
 #[test]
 fn a_rank_that_does_not_answer_is_named_with_its_process_and_host() {
-    let waits = |places: &[(u64, u32)]| {
+    let waits = |places: &[(u64, u32)], cut_ns| {
         let mut process = process(1, vec![rank(0, 3, 2, Some(1))]);
+        let host = "192.0.2.2".to_owned();
         let unanswered = |&(comm, rank): &(u64, u32)| Unanswered {
             comm,
             rank,
-            host: "192.0.2.2".to_owned(),
+            host: host.clone(),
             pid: 8,
+            cut_ns,
         };
         process.unanswered = places.iter().map(unanswered).collect();
         let [verdict] = &found(&[process])[..] else { panic!("one verdict") };
-        assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Unseen, &[1][..]));
+        let cause = if cut_ns.is_some() { Cause::SilentLink } else { Cause::Unseen };
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (cause, &[1][..]));
         verdict.text.clone()
     };
     let comm = rank(0, 3, 2, None).comm;
-    let named = " for rank 1, which does not answer (process 8 on 192.0.2.2), for ";
-    assert!(waits(&[(comm, 0), (comm, 1)]).contains(named), "{}", waits(&[(comm, 1)]));
+    let named = " for rank 1, which does not answer (process 8 on 192.0.2.2), for 3.0 s: look ";
+    let text = waits(&[(comm, 0), (comm, 1)], None);
+    assert!(text.contains(named), "{text}");
     let unnamed = " for rank 1, of which nothing is seen here, for ";
-    assert!(waits(&[(comm + 1, 1), (comm, 0)]).contains(unnamed));
+    assert!(waits(&[(comm + 1, 1), (comm, 0)], None).contains(unnamed));
+    let text = waits(&[(comm, 1)], Some(SECOND));
+    let cut = " for rank 1, to which the connection is cut (process 8 on 192.0.2.2; no answer has \
+               come for 1.0 s, and data are sent again), for 3.0 s: look at adapters";
+    assert!(text.contains(cut) && text.contains("(collective 2, step "), "{text}");
+}
+
+#[test]
+fn who_waits_for_a_rank_that_cannot_be_seen_is_not_at_fault() {
+    // Rank 0 waits for rank 1 of its host, and that one for rank 2 of another one.
+    let mut ranks = [rank(0, 3, 2, Some(1)), rank(1, 3, 2, Some(2))];
+    ranks.iter_mut().for_each(|rank| rank.nranks = 3);
+    let processes: Vec<_> = (1..).zip(ranks).map(|(pid, rank)| process(pid, vec![rank])).collect();
+    let [verdict] = &found(&processes)[..] else { panic!("one verdict") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Unseen, &[2][..]));
+    assert!(verdict.text.starts_with("rank 1 waits in "), "{}", verdict.text);
 }
 
 #[test]

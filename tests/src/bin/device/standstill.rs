@@ -70,7 +70,7 @@ fn look(is: impl Fn(&Verdict) -> bool) -> Outcome<Verdict> {
     let patience = Patience::default();
     let (limit_s, patience) = match on_gpu() {
         true => (2, patience),
-        false => (30, Patience { waiting_ns: 300_000_000, creating_ns: 300_000_000, ..patience }),
+        false => (30, Patience { waiting_ns: 300_000_000, ..patience }),
     };
     loop {
         let job = job::of_process(processes(proc), own_pid(proc));

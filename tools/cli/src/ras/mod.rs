@@ -12,6 +12,7 @@ mod svg;
 
 use crate::error::{Error, Result, say};
 use clap::{Args, Subcommand, ValueEnum};
+use network::Ways;
 use oxccl_runtime::ras::job::{self, Comm, Member, communicators};
 use oxccl_runtime::ras::status;
 use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
@@ -126,10 +127,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         add(&mut processes, of_file(path)?);
     }
     let waiting_ns = (options.patience.max(0.0) * 1e9) as u64;
-    let creating_ns = waiting_ns.saturating_mul(2);
-    let patience = Patience { waiting_ns, creating_ns, ..Patience::default() };
+    let patience = Patience { waiting_ns, ..Patience::default() };
+    let ways = ways(&processes[..here]);
+    ways.mark(&mut processes);
     let mut causes = verdicts(&processes, patience);
-    causes.extend(network_verdicts(&processes[..here]));
+    causes.extend(ways.verdicts(&processes, &causes));
     if let Some(Action::Dump { format, path }) = &options.action {
         return dump((&processes, &causes), *format, path);
     }
@@ -177,15 +179,15 @@ fn of_document(text: &str) -> Option<Vec<Process>> {
     processes.iter().map(|of| wire::decode(of.to_string().as_bytes())).collect()
 }
 
-/// Returns the connections to other hosts that lose data or are slow.
-fn network_verdicts(processes: &[Process]) -> Vec<Verdict> {
+/// Returns the ways from this host to other ones, as far as the kernel tells of them.
+fn ways(processes: &[Process]) -> Ways {
     match network::connections() {
-        Ok(all) => network::verdicts(&network::of_processes(Path::new(PROC), processes, &all)),
+        Ok(all) => Ways::of(&network::of_processes(Path::new(PROC), processes, &all)),
         Err(error) => {
             if communicators(processes).iter().any(|comm| !comm.unseen().is_empty()) {
                 say(&format!("the kernel does not tell of TCP connections: {error}"));
             }
-            Vec::new()
+            Ways::default()
         }
     }
 }

@@ -11,7 +11,7 @@ use netlink_packet_sock_diag::inet::{
     ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
 };
 use oxccl_runtime::ras::verdict::{Cause, Verdict, span};
-use oxccl_runtime::recorder::read::Process;
+use oxccl_runtime::recorder::read::{Process, Unanswered};
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -188,28 +188,79 @@ impl Way {
     }
 }
 
-/// Returns the ways to other hosts that are cut, lose data, or carry far less than the others.
-pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
-    let mut ways: BTreeMap<(IpAddr, IpAddr), Way> = BTreeMap::new();
-    for (process, of) in connections {
-        let none = || Way { silent_ms: u32::MAX, ..Way::default() };
-        let way = ways.entry((of.from, of.to)).or_insert_with(none);
-        way.sent_bytes += of.sent_bytes;
-        way.again_bytes += of.again_bytes;
-        way.round_trip_us = way.round_trip_us.max(of.round_trip_us);
-        way.is_unanswered |= of.is_unanswered;
-        way.silent_ms = way.silent_ms.min(of.silent_ms);
-        if of.rate > way.rate {
-            (way.rate, way.is_held) = (of.rate, of.is_held);
+/// The ways from a host to other ones, by both addresses.
+#[derive(Default)]
+pub(super) struct Ways {
+    host: String,
+    ways: BTreeMap<(IpAddr, IpAddr), Way>,
+}
+
+impl Ways {
+    /// Returns the ways of the connections of some processes of a host.
+    pub(super) fn of(connections: &[(&Process, Connection)]) -> Self {
+        let mut ways: BTreeMap<(IpAddr, IpAddr), Way> = BTreeMap::new();
+        for (process, of) in connections {
+            let none = || Way { silent_ms: u32::MAX, ..Way::default() };
+            let way = ways.entry((of.from, of.to)).or_insert_with(none);
+            way.sent_bytes += of.sent_bytes;
+            way.again_bytes += of.again_bytes;
+            way.round_trip_us = way.round_trip_us.max(of.round_trip_us);
+            way.is_unanswered |= of.is_unanswered;
+            way.silent_ms = way.silent_ms.min(of.silent_ms);
+            if of.rate > way.rate {
+                (way.rate, way.is_held) = (of.rate, of.is_held);
+            }
+            if !way.processes.contains(&process.pid) {
+                way.processes.push(process.pid);
+            }
         }
-        way.processes.push(process.pid);
+        ways.retain(|_, way| way.sent_bytes >= SENT_BYTES || way.is_cut());
+        ways.values_mut().for_each(|way| way.processes.sort_unstable());
+        let host = connections.first().map_or_else(String::new, |(of, _)| of.host.clone());
+        Self { host, ways }
     }
-    ways.retain(|_, way| way.sent_bytes >= SENT_BYTES || way.is_cut());
-    let mut rates: Vec<u64> = ways.values().map(|way| way.rate).collect();
-    rates.sort_unstable();
-    let usual = rates.get(rates.len() / 2).copied().filter(|_| rates.len() >= WAYS);
-    let host = connections.first().map_or("", |(process, _)| &process.host);
-    let verdict = |((from, to), way): (&(IpAddr, IpAddr), &mut Way)| {
+
+    /// Marks the ranks that do not answer, as processes know them, where the way to their host is
+    /// cut.
+    pub(super) fn mark(&self, processes: &mut [Process]) {
+        for of in processes.iter_mut().flat_map(|process| &mut process.unanswered) {
+            let host = of.host.parse::<IpAddr>();
+            let is_cut = |((_, to), way): &(&(IpAddr, IpAddr), &Way)| {
+                way.is_cut() && host.as_ref().is_ok_and(|host| host == to)
+            };
+            let silent_ms = self.ways.iter().find(is_cut).map(|(_, way)| way.silent_ms);
+            of.cut_ns = silent_ms.map(|ms| u64::from(ms) * 1_000_000);
+        }
+    }
+
+    /// Returns the ways that are cut, lose data, or carry far less than the others, except those
+    /// that some verdicts tell of already: `processes` know the hosts of ranks.
+    pub(super) fn verdicts(&self, processes: &[Process], told: &[Verdict]) -> Vec<Verdict> {
+        let of_cut = told.iter().filter(|verdict| verdict.cause == Cause::SilentLink);
+        let unanswered = || processes.iter().flat_map(|process| &process.unanswered);
+        let beyond = of_cut.flat_map(|verdict| {
+            let is_of =
+                |of: &&Unanswered| of.comm == verdict.comm && verdict.ranks.contains(&of.rank);
+            unanswered().filter(is_of).filter_map(|of| of.host.parse().ok())
+        });
+        let beyond: HashSet<IpAddr> = beyond.collect();
+        let mut rates: Vec<u64> = self.ways.values().map(|way| way.rate).collect();
+        rates.sort_unstable();
+        let usual = rates.get(rates.len() / 2).copied().filter(|_| rates.len() >= WAYS);
+        let untold = self.ways.iter().filter(|((_, to), way)| {
+            let is_told = way.is_cut() && beyond.contains(to);
+            !is_told
+        });
+        untold.filter_map(|(ends, way)| self.verdict(*ends, way, usual)).collect()
+    }
+
+    /// Returns what is wrong with a way; `usual` is the median of the rates of several.
+    fn verdict(
+        &self,
+        (from, to): (IpAddr, IpAddr),
+        way: &Way,
+        usual: Option<u64>,
+    ) -> Option<Verdict> {
         let share = way.again_bytes as f64 / way.sent_bytes as f64;
         let mbytes = |bytes: u64| bytes as f64 / 1e6;
         let fact = match usual {
@@ -228,20 +279,18 @@ pub(super) fn verdicts(connections: &[(&Process, Connection)]) -> Vec<Verdict> {
             }
             _ => return None,
         };
-        way.processes.sort_unstable();
-        way.processes.dedup();
         let pids: Vec<String> = way.processes.iter().map(u32::to_string).collect();
         let noun = if pids.len() == 1 { "process" } else { "processes" };
         let text = format!(
-            "the connection from {host} ({from}) to {to} {fact}, round trip {}, {noun} {}: look at \
+            "the connection from {} ({from}) to {to} {fact}, round trip {}, {noun} {}: look at \
              adapters, cables and switches on it, and at the MTU (oxccl doctor --host)",
+            self.host,
             span(u64::from(way.round_trip_us) * 1000),
             pids.join(", ")
         );
         let cause = if way.is_cut() { Cause::SilentLink } else { Cause::SlowLink };
         Some(Verdict { cause, comm: 0, ranks: Vec::new(), text })
-    };
-    ways.iter_mut().filter_map(verdict).collect()
+    }
 }
 
 #[cfg(test)]
@@ -282,7 +331,7 @@ mod tests {
     }
 
     fn texts(connections: &[(&Process, Connection)]) -> Vec<String> {
-        let verdicts = verdicts(connections);
+        let verdicts = Ways::of(connections).verdicts(&[], &[]);
         let is_cut = |verdict: &Verdict| verdict.text.contains(" is cut: ");
         assert!(verdicts.iter().all(|verdict| verdict.cause.holds_up() == is_cut(verdict)));
         verdicts.into_iter().map(|verdict| verdict.text).collect()
@@ -330,6 +379,30 @@ mod tests {
         let begin = "the connection from node1 (192.0.2.1) to 192.0.2.2 is cut: no answer has come \
                      for 1.4 s, and data are sent again, round trip 0.3 ms, process 7: look at ";
         assert!(text.starts_with(begin), "{text}");
+    }
+
+    #[test]
+    fn ranks_beyond_a_cut_way_are_marked_and_told_once() {
+        let mut waiting = process(7);
+        let unanswered = |host| Unanswered {
+            comm: 5,
+            rank: host,
+            host: format!("192.0.2.{host}"),
+            pid: 1,
+            cut_ns: None,
+        };
+        waiting.unanswered = vec![unanswered(2), unanswered(3)];
+        let of = Connection { is_unanswered: true, silent_ms: 1200, ..to(2, 90, 10, 9) };
+        let ways = Ways::of(&[(&waiting, of), (&waiting, to(3, 90, 0, 9))]);
+        ways.mark(std::slice::from_mut(&mut waiting));
+        let cut: Vec<_> = waiting.unanswered.iter().map(|of| of.cut_ns).collect();
+        assert_eq!(cut, [Some(1_200_000_000), None]);
+        let told = |comm, cause| {
+            let verdict = Verdict { cause, comm, ranks: vec![2], text: String::new() };
+            ways.verdicts(std::slice::from_ref(&waiting), &[verdict]).len()
+        };
+        assert_eq!(told(5, Cause::SilentLink), 0);
+        assert_eq!((told(5, Cause::Unseen), told(6, Cause::SilentLink)), (1, 1));
     }
 
     #[test]
