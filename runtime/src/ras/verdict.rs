@@ -326,7 +326,13 @@ fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
             && member.rank.waiting.is_some_and(|waiting| {
                 let waited_ns = member.process.read_ns.saturating_sub(waiting.since_ns);
                 let seen = waiting.peer.is_some_and(|peer| comm.member(peer).is_some());
-                waited_ns >= patience.waiting_ns && !seen
+                // For a second nothing has come over a connection that is cut.
+                let is_cut = waiting.peer.is_some_and(|peer| {
+                    let all = unanswered(comm, &[peer]).unwrap_or_default();
+                    all.iter().any(|of| of.cut_ns.is_some())
+                });
+                let least_ns = patience.waiting_ns / if is_cut { 8 } else { 1 };
+                waited_ns >= least_ns && !seen
             })
     };
     let all: Vec<_> = comm.members.iter().filter(waits).collect();

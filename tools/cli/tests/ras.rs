@@ -168,18 +168,17 @@ fn status_inside(launcher: u32) -> Value {
 fn beside_a_cut_cable_ranks_operation_and_step_are_told_before_anything_fails() {
     const NAME: &str = "beside_a_cut_cable_ranks_operation_and_step_are_told_before_anything_fails";
     if can_hide() {
-        // After 5 s the ranks give up: on a busy machine, maybe before a look is over.
-        apart(NAME, 2, |network| while !cut_is_told(network) {});
+        apart(NAME, 2, cut_is_told);
     }
 }
 
-/// Cuts the cable between two hosts of two ranks each. Returns false if the ranks gave up before
-/// that was told.
-fn cut_is_told(network: &Network) -> bool {
+/// Cuts the cable between two hosts of two ranks each, which would give up after 5 s.
+fn cut_is_told(network: &Network) {
+    /// The longest time from the cut to the verdict.
+    const WITHIN: Duration = Duration::from_secs(2);
     // Of two that share a process id space, each sees the other.
     const BOTH: &str = r#"OXCCL_RANK=$((2 * OXCCL_RANK)) "$0" "$@" &
         OXCCL_RANK=$((2 * OXCCL_RANK + 1)) "$0" "$@"; wait"#;
-    network.mend();
     let id = format!("{}:4000", network.address(0));
     let mut job = Job::start(Path::new("unshare"), 2, 2 * LIMIT, |host, command| {
         let arguments = "perf all_reduce --device host -b 1K -e 1K -n 100000000 -c 0";
@@ -202,19 +201,17 @@ fn cut_is_told(network: &Network) -> bool {
         all.len() == 4 && all.iter().all(runs)
     });
     network.cut((0, None));
-    let status = until(&|status| {
+    let cut = Instant::now();
+    // On a busy machine ranks may come late to most calls, too.
+    let held_up = |status: &Value| {
         let causes = status["causes"].as_array().cloned().unwrap_or_default();
-        causes.iter().any(|of| of["cause"] == "silent_link" || of["cause"] == "failed")
-    });
-    for host in [0, 1] {
-        let _ = job.child(host).kill();
-    }
-    job.wait();
-    let causes = status["causes"].as_array().expect("causes");
-    if causes.iter().any(|of| of["cause"] == "failed") {
-        return false;
-    }
+        causes.into_iter().filter(|of| of["cause"] != "slow").collect::<Vec<_>>()
+    };
+    let status = until(&|status| !held_up(status).is_empty());
+    let after = cut.elapsed();
+    let causes = held_up(&status);
     let [cause] = &causes[..] else { panic!("one cause: {causes:#?}") };
+    assert!(cause["cause"] == "silent_link" && after <= WITHIN, "{after:?}: {cause}");
     let ranks = cause["ranks"].as_array().expect("ranks");
     assert!(!ranks.is_empty() && ranks.iter().all(|rank| *rank == 2 || *rank == 3), "{cause}");
     let text = cause["text"].as_str().expect("a text");
@@ -227,7 +224,6 @@ fn cut_is_told(network: &Network) -> bool {
     ] {
         assert!(text.contains(part), "{text:?} without {part:?}");
     }
-    true
 }
 
 #[test]

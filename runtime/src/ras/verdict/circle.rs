@@ -104,18 +104,32 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
         let waits = edge.from.waiting_operation();
         edge.comm.number == comm && waits.is_some_and(|op| op.kind == Kind::Exchange)
     });
-    let advice = match are_messages {
-        true => {
-            "put what each rank sends and receives into one group (ncclGroupStart, ncclGroupEnd)"
-        }
-        false => {
-            "call in the same order on all ranks, or give each communicator a stream of its own"
-        }
+    // Programs of collectives have no circles: data that were sent have not come.
+    let are_inside = circle.iter().all(|edge| {
+        let is_inside = matches!(progress(edge), Some(Progress::Inside | Progress::Done));
+        edge.comm.number == comm && is_inside
+    });
+    let (cause, where_, advice) = match (are_messages, are_inside) {
+        (true, _) => (
+            Cause::Deadlock,
+            "in a circle",
+            "put what each rank sends and receives into one group (ncclGroupStart, ncclGroupEnd)",
+        ),
+        (false, true) => (
+            Cause::SilentLink,
+            "though all are in the operation",
+            "what they send does not arrive, look at the connections between them (oxccl doctor)",
+        ),
+        (false, false) => (
+            Cause::Deadlock,
+            "in a circle",
+            "call in the same order on all ranks, or give each communicator a stream of its own",
+        ),
     };
     let text = format!(
-        "ranks wait for each other in a circle: {}; {advice}{more}",
+        "ranks wait for each other {where_}: {}; {advice}{more}",
         texts.collect::<Vec<_>>().join("; ")
     );
     let ranks = circle.iter().map(|edge| edge.from.rank.rank).collect();
-    Some(Verdict { cause: Cause::Deadlock, comm, ranks, text })
+    Some(Verdict { cause, comm, ranks, text })
 }

@@ -335,6 +335,19 @@ fn a_rank_that_does_not_answer_is_named_with_its_process_and_host() {
 }
 
 #[test]
+fn ranks_that_wait_for_each_other_in_one_collective_have_a_silent_connection() {
+    let host = |number: u32, peer| {
+        let host = format!("node{number}");
+        Process { host, ..process(number + 1, vec![rank(number, 3, 2, Some(peer))]) }
+    };
+    let [verdict] = &found(&[host(0, 1), host(1, 0)])[..] else { panic!("one verdict") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::SilentLink, &[0, 1][..]));
+    for part in ["though all are in the operation: rank 0 of ", "on node1", "does not arrive"] {
+        assert!(verdict.text.contains(part), "{} without {part}", verdict.text);
+    }
+}
+
+#[test]
 fn who_waits_for_a_rank_that_cannot_be_seen_is_not_at_fault() {
     // Rank 0 waits for rank 1 of its host, and that one for rank 2 of another one.
     let mut ranks = [rank(0, 3, 2, Some(1)), rank(1, 3, 2, Some(2))];

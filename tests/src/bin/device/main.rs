@@ -408,7 +408,7 @@ fn table(wanted: &[&str]) -> ExitCode {
                     // The log says the same once more.
                     Err(text) => {
                         let lines = text.lines().filter(|line| !line.contains(" OXCCL WARN "));
-                        ("FAILED", lines.collect::<String>().chars().take(1500).collect())
+                        ("FAILED", lines.collect::<String>().chars().take(4000).collect())
                     }
                 },
             };
