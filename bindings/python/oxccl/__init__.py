@@ -448,6 +448,8 @@ def _call(options, plain, configured, *arguments):
     """Calls a collective, with options where there are any."""
     if options is None:
         return plain(*arguments)
+    if not isinstance(options, CallOptions):
+        raise TypeError(f"options is {options!r}; expected oxccl.CallOptions")
     return configured(*arguments, ctypes.byref(options._config))
 
 
@@ -630,6 +632,8 @@ class Comm:
     def _run(self, stream, call, *arrays):
         if stream is None:
             _not_in_group("a call cannot wait")
+        elif not isinstance(stream, Stream):
+            raise TypeError(f"stream is {stream!r}; expected an oxccl.Stream")
         on = stream or self._stream
         _check(call(on._handle))
         on._kept.extend(arrays)

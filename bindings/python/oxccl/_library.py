@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from pathlib import Path
 
@@ -69,6 +70,10 @@ def _check(code):
 
 def _int(name, value):
     """A number as C takes it; ctypes would silently cut off what is beyond 32 bits."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected a number of 32 bits") from None
     if not -(2**31) < value < 2**31:
         raise ValueError(f"{name} is {value}; expected a number of 32 bits")
     return value

@@ -337,6 +337,10 @@ def errors(comm):
     expect_error(TypeError, "complex128", lambda: comm.all_reduce(np.zeros(3, complex)))
     expect_error(TypeError, "expected float64", lambda: comm.all_reduce(x, np.zeros(3, np.float32)))
     expect_error(TypeError, "a list", lambda: comm.all_reduce([1.0]))
+    expect_error(TypeError, "root is 0.5; expected a number", lambda: comm.broadcast(x, 0.5))
+    expect_error(TypeError, "stream is 5; expected an oxccl.Stream", lambda: comm.all_reduce(x, stream=5))
+    expect_error(TypeError, "options is 5; expected oxccl.CallOptions", lambda: comm.all_reduce(x, options=5))
+    assert comm.broadcast(x, np.int64(0)) is x
     expect_error(ValueError, "shape", lambda: oxccl.empty(-1))
     expect_error(ValueError, "128 bytes", lambda: oxccl.UniqueId(b"x"))
     beyond_32_bits(comm, x)

@@ -49,6 +49,20 @@ function __init__()
             "this package. Set OXCCL_LIBRARY to the path of liboxccl.so.2")
         ADDRESSES[i] = address
     end
+    Base.Experimental.register_error_hint(hint, MethodError)
+end
+
+# What the message of a call without a method says beside what Julia lists.
+function hint(io, e, types, keywords)
+    e.f isa Function && parentmodule(e.f) === OxCCL || return
+    arrays = filter(T -> T <: AbstractArray, collect(types))
+    if any(T -> !(T <: Elements), arrays)
+        print(io, "\nOxCCL takes arrays whose elements lie one behind the other: collect(x) makes one of a view or a range.")
+    elseif length(unique(eltype.(arrays))) > 1
+        print(io, "\nOxCCL takes arrays of one element type in a call.")
+    elseif nameof(e.f) in (:Allreduce!, :Allreduce, :Reduce!, :Reduce, :Reduce_scatter!)
+        print(io, "\nOxCCL takes an operation before the communicator: +, *, max, min, a constant such as OxCCL.ncclAvg, or a `premulsum`.")
+    end
 end
 
 "What failed: its code, the rank that reports, the rank at fault (-1: unknown), and the whole message."

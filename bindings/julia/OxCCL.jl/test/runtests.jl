@@ -373,6 +373,14 @@ end
         # The data would not be there yet.
         expect_error(() -> group(() -> group(() -> Allreduce!(x, +, c))), ncclInvalidUsage, "cannot wait in a group")
         @test_throws MethodError Allreduce!(x, zeros(Float32, 3), +, c)
+        for (call, text) in [
+            (() -> Allreduce!(x, zeros(Float32, 3), +, c)) => "arrays of one element type",
+            (() -> Allreduce!(view(x, 1:2:3), +, c)) => "collect(x) makes one",
+            (() -> Allreduce!(x, c)) => "an operation before the communicator",
+        ]
+            e = try call(); nothing catch e; e end
+            @test e isa MethodError && occursin(text, sprint(showerror, e))
+        end
         # A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
         part = OxCCL.split(c, 0, 0)
         if c.rank == 0
