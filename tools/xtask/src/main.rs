@@ -94,6 +94,7 @@ fn install(root: &Path, options: &xtask::install::Options) -> Result<(), String>
 fn uninstall(installed: &xtask::install::Installed) -> Result<(), String> {
     let left = xtask::install::uninstall(installed).map_err(|e| e.to_string())?;
     left.iter().for_each(|file| println!("{file} has changed since, and stays"));
+    println!("what was installed in {} is gone", installed.prefix.display());
     Ok(())
 }
 
