@@ -157,7 +157,9 @@ fn survivors_name_the_rank_that_was_killed_the_operation_and_the_step() {
     for (nranks, victim, calls) in [(2, 0, 3), (2, 1, 70), (2, 1, 0)] {
         let standstill = Standstill { nranks, how: "kill", victim, calls, root: 0 };
         let (verdict, _) = standstill.play(Cause::Failed, &[1 - victim]);
-        has(&verdict.text, &[&format!("lost rank {victim} at step "), "of all_reduce (operation "]);
+        let lost = format!("lost rank {victim} at step ");
+        let process = format!("its process ended, rank {victim} being process ");
+        has(&verdict.text, &[" ago at rank ", &lost, "of all_reduce (operation ", &process]);
     }
 }
 
@@ -316,7 +318,7 @@ fn cut_the_cable(network: &Network) {
     let pids: Vec<u32> = (0..4).map(|rank| job.child(rank).id()).collect();
     for (host, beyond) in [(0, [2, 3]), (1, [0, 1])] {
         let here = [2 * host, 2 * host + 1];
-        let there = format!(" being on the host {}", network.address(1 - host));
+        let there = format!(" on the host {}", network.address(1 - host));
         let names_them = |text: &str| {
             let lost = beyond.iter().any(|rank| text.contains(&format!("lost rank {rank}")));
             lost && text.contains("has heard nothing of it for") && text.contains(&there)

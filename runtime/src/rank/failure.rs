@@ -67,7 +67,7 @@ impl Rank {
     pub fn fail(&self, mut error: Error) {
         self.note_loss(&error);
         self.explain(&mut error);
-        self.name_host(&mut error);
+        self.name_place(&mut error);
         if self.failure.set(error.clone()).is_err() {
             // Return only when the peers can see the failure: from then on they write no more.
             while !self.failed.load(Ordering::Acquire) {
@@ -109,11 +109,14 @@ impl Rank {
         }
     }
 
-    /// Adds the host to the error about a lost rank of another one.
-    fn name_host(&self, error: &mut Error) {
+    /// Adds the process to the error about a lost rank, and its host if that is another one.
+    fn name_place(&self, error: &mut Error) {
         let Error::Remote { site, why } = error else { return };
-        if let Some(host) = u32::try_from(site.peer).ok().and_then(|peer| self.other_host(peer)) {
-            let _ = write!(why, ", rank {} being on the host {host}", site.peer);
+        let peer = u32::try_from(site.peer).ok();
+        let Some((pid, host)) = peer.and_then(|peer| self.process_of(peer)) else { return };
+        let _ = write!(why, ", rank {} being process {pid}", site.peer);
+        if let Some(host) = host {
+            let _ = write!(why, " on the host {host}");
         }
     }
 
@@ -396,18 +399,20 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_rank_is_named_with_its_host_unless_that_is_this_one() {
+    fn a_lost_rank_is_named_with_its_process_and_its_host_unless_that_is_this_one() {
         use crate::rank::{Member, Roster};
         let text = |places: Vec<Option<usize>>| {
             let rank = Rank::new(0, places, None, vec![0; 2]);
-            let member = |host: u8| Member::new([192, 0, 2, host].into(), 1, 0, false);
+            let member =
+                |host: u8| Member::new([192, 0, 2, host].into(), 70 + u32::from(host), 0, false);
             rank.set_roster(Roster { comm: 0, members: vec![member(1), member(2)] });
             rank.lose(1, "its connection closed".to_owned());
             rank.failure().map(|error| error.to_string()).unwrap_or_default()
         };
-        let far = "its connection closed, rank 1 being on the host 192.0.2.2; ";
+        let near = "its connection closed, rank 1 being process 72; ";
+        let far = "its connection closed, rank 1 being process 72 on the host 192.0.2.2; ";
         assert!(text(vec![Some(0), None]).contains(far));
-        assert!(text(vec![Some(0), Some(1)]).contains("its connection closed; "));
+        assert!(text(vec![Some(0), Some(1)]).contains(near));
     }
 
     #[test]

@@ -63,12 +63,12 @@ impl Rank {
         let _ = self.roster.set(roster);
     }
 
-    /// Returns the address of the host of a peer; `None` for this rank's own host, and if it is not
-    /// known.
-    pub(super) fn other_host(&self, peer: u32) -> Option<IpAddr> {
+    /// Returns the number of a peer's process, in its own namespace, and the address of its host,
+    /// `None` for this rank's own one; `None` if that is not known.
+    pub(super) fn process_of(&self, peer: u32) -> Option<(u32, Option<IpAddr>)> {
         let is_here = self.local.get(peer as usize)?.is_some();
         let member = self.roster.get()?.members.get(peer as usize)?;
-        (!is_here).then_some(member.host)
+        Some((member.pid, (!is_here).then_some(member.host)))
     }
 
     /// Notes on the roster that a member has died.

@@ -137,7 +137,7 @@ fn failed(comm: &Comm<'_>) -> Option<Verdict> {
     let failed = |source: fn(Source) -> bool| {
         let is = move |member: &&Member<'_>| {
             let is_open = member.rank.stage == Stage::Failed && !member.rank.aborted;
-            is_open && source(member.rank.failure_source)
+            is_open && source(member.rank.failure.source)
         };
         comm.members.iter().filter(is).collect::<Vec<_>>()
     };
@@ -146,11 +146,14 @@ fn failed(comm: &Comm<'_>) -> Option<Verdict> {
     let by = if found.is_empty() { heard } else { found };
     let first = by.first()?;
     let ranks: Vec<u32> = by.iter().map(|member| member.rank.rank).collect();
+    let age = |of: &&Member<'_>| Some(of.process.read_ns.saturating_sub(of.rank.failure.since_ns?));
+    let since = by.iter().filter_map(age).max();
     let text = format!(
-        "{} has failed at {}: {} ({})",
+        "{} failed {}at {}: {} ({})",
         comm.title(),
+        since.map_or_else(String::new, |since| span(since) + " ago "),
         list(&ranks),
-        first.rank.failure,
+        first.rank.failure.text,
         first.place()
     );
     Some(Verdict { cause: Cause::Failed, comm: comm.number, ranks, text })

@@ -68,6 +68,8 @@ pub struct Section {
     /// The origin of the failure: a [`Source`]; and its code among NCCL's results.
     source: AtomicU64,
     code: AtomicU64,
+    /// The time of the failure.
+    failed: AtomicU64,
     /// The user's requests at the end of the communicator: bits of [`End`].
     ends: AtomicU64,
     /// Collectives called so far, by their kinds; and other operations.
@@ -335,6 +337,7 @@ impl Section {
         };
         self.source.store(source, Ordering::Relaxed);
         self.code.store(u64::from(code.unsigned_abs()), Ordering::Relaxed);
+        self.failed.store(ticks(), Ordering::Relaxed);
         self.failure.write(text);
         self.enter(Stage::Failed);
     }
@@ -387,7 +390,7 @@ impl Section {
         let Waiting { number, peer_step, since, looked, waited_ns, .. } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.source, &self.code];
         let more = [&self.parent, &self.ends, &self.waited, &self.issued, &self.finished];
-        let more = more.into_iter().chain([&self.gpu_clock]);
+        let more = more.into_iter().chain([&self.gpu_clock, &self.failed]);
         let counts = self.collectives.iter().chain([&self.others]);
         let counts = counts.flat_map(|count| [&count.calls, &count.bytes]);
         let waiting = [number, peer_step, since, looked, waited_ns];

@@ -77,6 +77,23 @@ pub enum ProcessState {
     Ended,
 }
 
+/// The failure of a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The text of the error; empty if there is none.
+    #[serde(rename = "failure")]
+    pub text: String,
+    /// The code among NCCL's results; 0 if there is none.
+    #[serde(rename = "failure_code")]
+    pub code: u32,
+    /// The origin.
+    #[serde(rename = "failure_source")]
+    pub source: Source,
+    /// The time; `None` if there is none.
+    #[serde(rename = "failed_ns", default)]
+    pub since_ns: Option<u64>,
+}
+
 /// A rank of a communicator. Times are times of day in ns since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
@@ -127,12 +144,9 @@ pub struct RankReport {
     pub aborted: bool,
     /// The peer and step for which the operation under way waits; `None` if it waits for none.
     pub waiting: Option<Awaited>,
-    /// The failure of the rank; empty if it has none.
-    pub failure: String,
-    /// The code of that failure among NCCL's results; 0 if it has none.
-    pub failure_code: u32,
-    /// The origin of that failure.
-    pub failure_source: Source,
+    /// The failure of the rank.
+    #[serde(flatten)]
+    pub failure: Failure,
     /// The latest operations, in the order of their calls.
     pub operations: Vec<OperationReport>,
     /// The latest collectives and messages of which kernels have told, in their order; empty in
@@ -402,12 +416,15 @@ fn rank(fd: &OwnedFd, number: usize, clocks: &Clocks) -> Option<RankReport> {
         destroyed: ends(End::Destroy),
         aborted: ends(End::Abort) || load(&section.source) == ASKED,
         waiting: awaited(&section.waiting, load(&section.finished), scale),
-        failure: plain(section.failure.read()),
-        failure_code: load(&section.code) as u32,
-        failure_source: match load(&section.source) {
-            0 => Source::Here,
-            ASKED => Source::Asked,
-            peer => Source::Peer((peer - 1) as u32),
+        failure: Failure {
+            text: plain(section.failure.read()),
+            code: load(&section.code) as u32,
+            source: match load(&section.source) {
+                0 => Source::Here,
+                ASKED => Source::Asked,
+                peer => Source::Peer((peer - 1) as u32),
+            },
+            since_ns: scale.ns(load(&section.failed)),
         },
         operations,
         kernels,

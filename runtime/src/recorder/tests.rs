@@ -68,8 +68,10 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     recorder.note(End::Destroy);
     recorder.enter(Stage::Running);
     let failed = rank_of(comm).expect("it is there");
-    assert_eq!((failed.stage, &failed.failure[..]), (Stage::Failed, "it is over"));
-    assert_eq!((failed.failure_source, failed.failure_code), (Source::Peer(2), 6));
+    assert_eq!((failed.stage, &failed.failure.text[..]), (Stage::Failed, "it is over"));
+    assert_eq!((failed.failure.source, failed.failure.code), (Source::Peer(2), 6));
+    let failed_ns = failed.failure.since_ns.expect("a time");
+    assert!(moved.failure.since_ns.is_none() && failed_ns >= failed.begun_ns, "{failed:?}");
     let ends = (failed.finalized, failed.destroyed, failed.aborted);
     assert_eq!(ends, (false, true, false));
     assert_eq!((failed.issued, failed.finished, failed.waiting), (1, 1, None));
@@ -83,9 +85,9 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     for (number, recorder) in (comm..).zip(&recorders) {
         recorder.identify(number, (0, 1), Memory::Host(0), "");
         let fresh = rank_of(number).expect("it is there");
-        assert_eq!((fresh.issued, &fresh.failure[..], fresh.operations.len()), (0, "", 0));
+        assert_eq!((fresh.issued, &fresh.failure.text[..], fresh.operations.len()), (0, "", 0));
         assert_eq!((fresh.stage, fresh.waiting), (Stage::Creating, None));
-        assert_eq!((fresh.failure_code, fresh.destroyed, fresh.collectives), (0, false, 0));
+        assert_eq!((fresh.failure.code, fresh.destroyed, fresh.collectives), (0, false, 0));
     }
 }
 

@@ -44,7 +44,7 @@ pub fn decode(bytes: &[u8]) -> Option<Process> {
     [host, address, service, command].into_iter().for_each(clean);
     unanswered.iter_mut().for_each(|of| clean(&mut of.host));
     for RankReport { name, failure, operations, kernels, .. } in &mut process.ranks {
-        [name, failure].into_iter().for_each(clean);
+        [name, &mut failure.text].into_iter().for_each(clean);
         kernels.iter_mut().for_each(|run| clean(&mut run.what));
         for operation in operations {
             clean(&mut operation.what);
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::op::descriptor::Descriptor;
     use crate::recorder::KernelCollective;
-    use crate::recorder::read::{Awaited, KernelReport};
+    use crate::recorder::read::{Awaited, Failure, KernelReport};
     use oxccl_plan::DataType;
 
     fn operation(number: u64) -> OperationReport {
@@ -132,9 +132,12 @@ mod tests {
                 since_ns: 4,
                 looked_ns: 5,
             }),
-            failure: "over".to_owned(),
-            failure_code: 6,
-            failure_source: Source::Peer(2),
+            failure: Failure {
+                text: "over".to_owned(),
+                code: 6,
+                source: Source::Peer(2),
+                since_ns: Some(6),
+            },
             operations: (0..operations).map(operation).collect(),
             kernels: (0..operations).map(kernel).collect(),
         };

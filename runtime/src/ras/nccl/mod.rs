@@ -106,7 +106,7 @@ impl Answer {
             place: Place { host: process.address.clone(), pid: process.pid, device: rank.device },
             init_state: if rank.stage == Stage::Creating { IN_PROGRESS } else { 0 },
             // What the user has asked for is no error.
-            async_error: if rank.aborted { 0 } else { rank.failure_code },
+            async_error: if rank.aborted { 0 } else { rank.failure.code },
             finalized: rank.finalized,
             destroyed: rank.destroyed,
             aborted: rank.aborted,

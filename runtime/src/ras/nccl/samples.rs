@@ -2,7 +2,7 @@
 
 use super::{Known, Peer, Place, Survey, peers};
 use crate::ras::verdict::{Cause, Verdict};
-use crate::recorder::read::{Process, ProcessState, RankReport};
+use crate::recorder::read::{Failure, Process, ProcessState, RankReport};
 use crate::recorder::{Source, Stage};
 
 const HOST: &str = "172.16.64.245";
@@ -30,9 +30,7 @@ pub(in crate::ras) fn rank(comm: u64, number: u32, nranks: u32, all_reduces: u64
         destroyed: false,
         aborted: false,
         waiting: None,
-        failure: String::new(),
-        failure_code: 0,
-        failure_source: Source::Here,
+        failure: Failure { text: String::new(), code: 0, source: Source::Here, since_ns: None },
         operations: Vec::new(),
         kernels: Vec::new(),
     }
@@ -95,9 +93,9 @@ pub(super) fn differing() -> Survey {
         })
         .collect();
     job[1].ranks[0].stage = Stage::Failed;
-    job[1].ranks[0].failure_code = 6;
+    job[1].ranks[0].failure.code = 6;
     job[2].ranks[0].aborted = true;
-    job[2].ranks[0].failure_code = 6;
+    job[2].ranks[0].failure.code = 6;
     job[5].ranks[0].stage = Stage::Creating;
     job[5].ranks[0].collectives_by_kind = [0; 8];
     job[6].ranks[0].destroyed = true;

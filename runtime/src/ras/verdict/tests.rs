@@ -3,7 +3,9 @@
 use super::*;
 use crate::op::descriptor::Descriptor;
 use crate::recorder::KernelCollective;
-use crate::recorder::read::{Awaited, KernelReport, OperationReport, RankReport, Unanswered};
+use crate::recorder::read::{
+    Awaited, Failure, KernelReport, OperationReport, RankReport, Unanswered,
+};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
 const SECOND: u64 = 1_000_000_000;
@@ -69,9 +71,7 @@ fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankRepor
             since_ns,
             looked_ns: NOW,
         }),
-        failure: String::new(),
-        failure_code: 0,
-        failure_source: Source::Here,
+        failure: Failure { text: String::new(), code: 0, source: Source::Here, since_ns: None },
         operations: (0..issued).map(|number| call(number, 5, since_ns)).collect(),
         kernels: Vec::new(),
     }
@@ -445,15 +445,16 @@ fn a_kernel_outside_of_collectives_carries_the_last_message_that_was_called() {
 fn one_failure_is_told_once_by_the_rank_that_found_it_and_no_abort() {
     let failed = |number: u32, text: &str, source: Source| {
         let mut rank = rank(number, 3, 2, None);
-        (rank.stage, rank.failure, rank.failure_source) = (Stage::Failed, text.to_owned(), source);
+        let (text, since_ns) = (text.to_owned(), Some(NOW - 2 * SECOND));
+        (rank.stage, rank.failure) = (Stage::Failed, Failure { text, code: 6, source, since_ns });
         process(number + 1, vec![rank])
     };
     one(
         &[failed(0, "rank 0 lost rank 2", Source::Peer(1)), failed(1, "it ended", Source::Here)],
         Cause::Failed,
         &[1],
-        "communicator 0000000000000007 \"tp\" has failed at rank 1: it ended (process 2 (train) on \
-         node1)",
+        "communicator 0000000000000007 \"tp\" failed 2.0 s ago at rank 1: it ended (process 2 (train) \
+         on node1)",
     );
     let both = [failed(0, "it ended", Source::Here), failed(1, "it ended", Source::Here)];
     let both = found(&both);

@@ -376,7 +376,7 @@ pub(crate) fn cut_off(ranks: &[Rank]) -> Outcome {
     }
     let half = rank.nranks / 2;
     let other = 1 - rank.rank / half;
-    let there = format!("being on the host 10.77.{other}.2");
+    let there = format!(" on the host 10.77.{other}.2");
     let parts = ["lost rank ", "of all_reduce (operation ", "has heard nothing of it for ", &there];
     told(rank, &parts)?;
     // Of both hosts, which one can look at here, one rank is cited.
