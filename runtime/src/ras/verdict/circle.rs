@@ -109,7 +109,7 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
         let is_inside = matches!(progress(edge), Some(Progress::Inside | Progress::Done));
         edge.comm.number == comm && is_inside
     });
-    let (cause, where_, advice) = match (are_messages, are_inside) {
+    let (cause, how, advice) = match (are_messages, are_inside) {
         (true, _) => (
             Cause::Deadlock,
             "in a circle",
@@ -127,7 +127,7 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
         ),
     };
     let text = format!(
-        "ranks wait for each other {where_}: {}; {advice}{more}",
+        "ranks wait for each other {how}: {}; {advice}{more}",
         texts.collect::<Vec<_>>().join("; ")
     );
     let ranks = circle.iter().map(|edge| edge.from.rank.rank).collect();
