@@ -145,7 +145,7 @@ struct PacketRun {
             missing = peer;
       }
       if (missing < 0) return true;
-      if (wait.over(r, missing, 0)) return false;
+      if (wait.over(r, missing, NO_STEP)) return false;
     }
   }
 

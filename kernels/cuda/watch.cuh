@@ -52,13 +52,13 @@ __device__ __noinline__ void fail(const Rank& r, uint32_t fault, int peer, int s
 }
 
 // Reads what the host has to say. A look into the host's memory takes a microsecond, and looks come
-// one after the other, so of all threads of the communicator one looks at a time. Returns whether
-// this one did.
-__device__ inline bool hear_host(const Rank& r, uint64_t now) {
+// one after the other, so of all threads of the communicator one looks at a time, `grace_ns` after
+// the next look is due. Returns whether this one did.
+__device__ inline bool hear_host(const Rank& r, uint64_t now, uint64_t grace_ns) {
   volatile Shared* s = common(r);
   unsigned long long next = s->next_look_ns;
   auto* at = reinterpret_cast<unsigned long long*>(&common(r)->next_look_ns);
-  if (now < next || atomicCAS(at, next, now + LOOK_NS) != next) return false;
+  if (now < next + grace_ns || atomicCAS(at, next, now + LOOK_NS) != next) return false;
   const volatile Control* c = reinterpret_cast<const volatile Control*>(r.control);
   s->limit_ns = c->limit_ns;
   s->left = c->left;
@@ -131,7 +131,10 @@ struct Wait {
     if (now < next) return false;
     next = now + LOOK_NS;
     looks += 1;
-    if (hear_host(r, now)) say_waiting(r, peer, step, now - since);
+    // Who looks also tells what is awaited. All that wait look once in LOOK_NS, so one that knows
+    // its step comes before those that leave others that much more.
+    if (hear_host(r, now, step == NO_STEP ? LOOK_NS : 0))
+      say_waiting(r, peer, step, now - since);
     uint64_t limit = const_cast<volatile Shared*>(common(r))->limit_ns;
     if (limit != 0 && now - since > limit) fail(r, FAULT_DEADLINE, peer, step);
     bool left = has_left(r, peer);

@@ -409,9 +409,12 @@ fn is_behind(member: &Member<'_>, number: u64) -> bool {
 /// tells that kernel, or the other rank's, and whether it has called tell the numbers of calls
 /// outside of graphs. `None` if the rank has not called it.
 fn progress_on_gpu(waits: &Member<'_>, to: &Member<'_>) -> Option<Progress> {
-    let collective = waits.rank.waiting.and_then(|waiting| waiting.collective);
-    let runs = |number| to.rank.kernels.iter().any(|run| run.number >= Some(number));
-    match collective {
+    let inside = |of: &Member<'_>| of.rank.waiting.and_then(|waiting| waiting.collective);
+    let waits_in = inside(to).map(|own| own.number);
+    let runs = |number| {
+        waits_in >= Some(number) || to.rank.kernels.iter().any(|run| run.number >= Some(number))
+    };
+    match inside(waits) {
         Some(of) if of.peer_has_begun == Some(true) || runs(of.number) => Some(Progress::Inside),
         _ => (to.rank.issued >= waits.rank.issued).then_some(Progress::NotBegun),
     }

@@ -1,7 +1,8 @@
 //! Ranks that wait for each other in circles.
 
 use super::{
-    Caller, Cause, Patience, Progress, Verdict, Wait, Waits, operation_text, progress_with, span,
+    Caller, Cause, Patience, Progress, Verdict, Wait, Waits, collective_of, operation_text,
+    progress_with, span,
 };
 use crate::ras::job::{Comm, Member};
 use crate::recorder::Kind;
@@ -94,22 +95,19 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
              {other}{why}"
         )
     });
-    // A stream that has not come to a call may wait for something else.
-    let more = match circle.iter().any(|edge| progress(edge) == Some(Progress::NotBegun)) {
-        true => ", and see what else these streams wait for",
-        false => "",
-    };
     let comm = circle.first()?.comm.number;
-    let are_messages = circle.iter().all(|edge| {
-        let waits = edge.from.waiting_operation();
-        edge.comm.number == comm && waits.is_some_and(|op| op.kind == Kind::Exchange)
+    let is_alone = circle.iter().all(|edge| edge.comm.number == comm);
+    let are_messages = circle
+        .iter()
+        .all(|edge| edge.from.waiting_operation().is_some_and(|op| op.kind == Kind::Exchange));
+    let are_collectives = circle.iter().all(|edge| {
+        let in_kernel = edge.from.rank.waiting.and_then(|waiting| waiting.collective);
+        in_kernel.is_some() || collective_of(&edge.from).is_some()
     });
-    // Programs of collectives have no circles: data that were sent have not come.
-    let are_inside = circle.iter().all(|edge| {
-        let is_inside = matches!(progress(edge), Some(Progress::Inside | Progress::Done));
-        edge.comm.number == comm && is_inside
-    });
-    let (cause, how, advice) = match (are_messages, are_inside) {
+    // All ranks are in the collectives of a communicator in one order, and programs of collectives
+    // have no circles: data that were sent have not come.
+    let is_silent = is_alone && are_collectives;
+    let (cause, how, advice) = match (is_alone && are_messages, is_silent) {
         (true, _) => (
             Cause::Deadlock,
             "in a circle",
@@ -117,7 +115,7 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
         ),
         (false, true) => (
             Cause::SilentLink,
-            "though all are in the operation",
+            "in collectives of one communicator",
             "what they send does not arrive, look at the connections between them (oxccl doctor)",
         ),
         (false, false) => (
@@ -126,10 +124,40 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
             "call in the same order on all ranks, or give each communicator a stream of its own",
         ),
     };
+    // A stream that has not come to a call may wait for something else.
+    let is_late = |edge| progress(edge) == Some(Progress::NotBegun);
+    let more = match !is_silent && circle.iter().any(is_late) {
+        true => ", and see what else these streams wait for",
+        false => "",
+    };
     let text = format!(
         "ranks wait for each other {how}: {}; {advice}{more}",
         texts.collect::<Vec<_>>().join("; ")
     );
-    let ranks = circle.iter().map(|edge| edge.from.rank.rank).collect();
+    let ranks = if is_silent { silent(circle) } else { circle.iter().map(waiting).collect() };
     Some(Verdict { cause, comm, ranks, text })
+}
+
+fn waiting(edge: &Edge<'_, '_>) -> u32 {
+    edge.from.rank.rank
+}
+
+/// Returns the ranks between which data get lost, of a circle in collectives of one communicator:
+/// who waits for one that has done its part, else for one of another host, else all of them.
+fn silent(circle: &[Edge<'_, '_>]) -> Vec<u32> {
+    let is_done =
+        |edge: &&Edge<'_, '_>| progress_with(&edge.from, &edge.to) == Some(Progress::Done);
+    let is_apart = |edge: &&Edge<'_, '_>| edge.from.process.host != edge.to.process.host;
+    let mut lost: Vec<_> = circle.iter().filter(is_done).collect();
+    if lost.is_empty() {
+        lost = circle.iter().filter(is_apart).collect();
+    }
+    if lost.is_empty() {
+        return circle.iter().map(waiting).collect();
+    }
+    let mut ranks: Vec<_> =
+        lost.iter().flat_map(|edge| [edge.from.rank.rank, edge.to.rank.rank]).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
 }

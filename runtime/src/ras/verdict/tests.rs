@@ -342,9 +342,43 @@ fn ranks_that_wait_for_each_other_in_one_collective_have_a_silent_connection() {
     };
     let [verdict] = &found(&[host(0, 1), host(1, 0)])[..] else { panic!("one verdict") };
     assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::SilentLink, &[0, 1][..]));
-    for part in ["though all are in the operation: rank 0 of ", "on node1", "does not arrive"] {
+    for part in ["in collectives of one communicator: rank 0 of ", "on node1", "does not arrive"] {
         assert!(verdict.text.contains(part), "{} without {part}", verdict.text);
     }
+}
+
+#[test]
+fn a_silent_connection_is_told_though_some_ranks_are_in_the_next_collective() {
+    // Rank 1 has done collective 2, whose data have not come to rank 3.
+    let waits = [(0, 4, 3, 2), (1, 4, 3, 2), (2, 3, 2, 3), (3, 3, 2, 1)];
+    let processes = waits.map(|(number, issued, finished, peer)| {
+        let mut rank = rank(number, issued, finished, Some(peer));
+        rank.nranks = 4;
+        process(number + 1, vec![rank])
+    });
+    let found = found(&processes);
+    let [verdict] = &found[..] else { panic!("{found:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::SilentLink, &[1, 3][..]));
+    for part in ["for rank 2, which has not called it", "what they send does not arrive"] {
+        assert!(verdict.text.contains(part), "{} without {part}", verdict.text);
+    }
+}
+
+#[test]
+fn kernels_of_two_hosts_that_wait_for_each_other_have_a_silent_connection() {
+    let host = |own: u32| {
+        let mut rank = rank(own, 3, 0, Some(1 - own));
+        rank.gpu = Some(own);
+        // A kernel does not know whether one of another host has begun.
+        let inside =
+            KernelCollective { number: 2, descriptor: descriptor(6), peer_has_begun: None };
+        let wait = rank.waiting.iter_mut();
+        wait.for_each(|wait| (wait.number, wait.collective) = (None, Some(inside)));
+        Process { host: format!("node{own}"), ..process(own + 1, vec![rank]) }
+    };
+    let found = found(&[host(0), host(1)]);
+    let [verdict] = &found[..] else { panic!("{found:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::SilentLink, &[0, 1][..]));
 }
 
 #[test]
