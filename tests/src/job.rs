@@ -2,6 +2,9 @@
 
 use oxccl_runtime::bootstrap::wire::wait_for;
 use oxccl_runtime::bootstrap::{self, launch};
+use oxccl_runtime::ras::job;
+use oxccl_runtime::ras::verdict::{Patience, verdicts};
+use oxccl_runtime::recorder::read::{PROC, processes};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{BufRead, BufReader, Read};
@@ -86,17 +89,27 @@ impl Job {
         assert_eq!(line.trim(), "running");
     }
 
-    /// Waits for all ranks; kills those that are not done in time.
+    /// Waits for all ranks; kills those that are not done in time, whose output ends with what held
+    /// the job up then.
     pub fn wait(mut self) -> Vec<Ended> {
         let readers: Vec<_> = self.children.iter_mut().map(read_all).collect();
-        let statuses: Vec<_> =
-            self.children.iter_mut().map(|child| wait_until(child, self.deadline)).collect();
-        let outputs = readers.into_iter().map(|[out, err]| {
-            let text = |t: std::thread::JoinHandle<String>| t.join().unwrap_or_default();
-            format!("{}{}", text(out), text(err))
+        let deadline = self.deadline;
+        let late = self.children.iter_mut().find_map(|child| match has_ended(child, deadline) {
+            true => None,
+            false => Some(child.id()),
         });
-        let ended = statuses.into_iter().zip(outputs);
-        ended.map(|(status, output)| Ended { status, output }).collect()
+        let held_up = late.map_or_else(String::new, held_up);
+        let statuses: Vec<_> = self
+            .children
+            .iter_mut()
+            .map(|child| (has_ended(child, deadline), wait_until(child, deadline)))
+            .collect();
+        let ended = statuses.into_iter().zip(readers).map(|((in_time, status), [out, err])| {
+            let text = |t: std::thread::JoinHandle<String>| t.join().unwrap_or_default();
+            let late = if in_time { "" } else { &held_up };
+            Ended { status, output: format!("{}{}{late}", text(out), text(err)) }
+        });
+        ended.collect()
     }
 
     /// Waits for all ranks and checks that they succeeded.
@@ -131,20 +144,33 @@ fn read_all(child: &mut Child) -> [std::thread::JoinHandle<String>; 2] {
     [reader(child.stdout.take()), reader(child.stderr.take())]
 }
 
-/// The exit status of a child; None when it had to be killed.
-pub fn wait_until(child: &mut Child, deadline: Instant) -> Option<i32> {
+/// Returns what holds up the job of a process.
+fn held_up(pid: u32) -> String {
+    let job = job::of_process(processes(Path::new(PROC)), pid);
+    format!("killed by the deadline: {:#?}", verdicts(&job, Patience::default()))
+}
+
+/// Returns whether a child has ended, for which it waits until the deadline.
+fn has_ended(child: &mut Child, deadline: Instant) -> bool {
     loop {
-        if let Ok(Some(status)) = child.try_wait() {
-            return status.code();
+        if let Ok(Some(_)) = child.try_wait() {
+            return true;
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            break;
+            return false;
         }
         // It was not waited for yet, so the number is still its own.
         let pid = Pid::from_child(child);
         let ended = pidfd_open(pid, PidfdFlags::empty()).expect("a descriptor for the child");
         wait_for(&mut [PollFd::new(&ended, PollFlags::IN)], left);
+    }
+}
+
+/// The exit status of a child; None when it had to be killed.
+pub fn wait_until(child: &mut Child, deadline: Instant) -> Option<i32> {
+    if has_ended(child, deadline) {
+        return child.wait().ok()?.code();
     }
     let _ = child.kill();
     let _ = child.wait();

@@ -312,7 +312,7 @@ fn judge(ended: &[Ended], right: impl Fn(usize) -> Option<i32>) -> Outcome {
 }
 
 /// Runs a test on two hosts that are network namespaces, and cuts the cable between them once all
-/// ranks run.
+/// ranks run. Before they fail it is told why nothing moves.
 fn cut(test: &Test, program: &Path, nranks: u32) -> Outcome {
     // The network is gone with the thread.
     let play = || {
@@ -323,7 +323,8 @@ fn cut(test: &Test, program: &Path, nranks: u32) -> Outcome {
         });
         job.wait_until_running(nranks);
         network.cut((0, None));
-        judge(&job.wait(), |_| Some(0))
+        let told = standstill::silence_is_told(job.child(0).id());
+        judge(&job.wait(), |_| Some(0)).and(told)
     };
     std::thread::scope(|scope| scope.spawn(play).join().unwrap_or(Err("a panic".to_owned())))
 }
@@ -405,10 +406,12 @@ fn table(wanted: &[&str]) -> ExitCode {
                 Some(reason) => ("skipped", reason),
                 None => match run(test, layout, hosts, nranks) {
                     Ok(()) => ("passed", String::new()),
-                    // The log says the same once more.
+                    // The log mostly says the same once more, so it comes last.
                     Err(text) => {
-                        let lines = text.lines().filter(|line| !line.contains(" OXCCL WARN "));
-                        ("FAILED", lines.collect::<String>().chars().take(4000).collect())
+                        let (log, mut lines): (Vec<_>, Vec<_>) =
+                            text.lines().partition(|line| line.contains(" OXCCL WARN "));
+                        lines.extend(log);
+                        ("FAILED", lines.concat().chars().take(4000).collect())
                     }
                 },
             };

@@ -62,10 +62,24 @@ fn are_apart(nranks: i32, pair: [i32; 2]) -> bool {
     two_hosts() && of(pair[0]) != of(pair[1])
 }
 
-/// Looks at the job until a verdict on it is as it should be, and all of them name one process: who
-/// has no part in what stands still may go on to what the process at fault does not call either. It
-/// may take 2 s on GPUs; a machine on which ranks share few processors has more time.
+/// Looks at the job of this process until a verdict on it is as it should be, and all of them name
+/// one process: who has no part in what stands still may go on to what the process at fault does
+/// not call either.
 fn look(is: impl Fn(&Verdict) -> bool) -> Outcome<Verdict> {
+    let named = |verdict: &Verdict| {
+        let after = verdict.text.split_once("process ").map(|(_, after)| after);
+        after.and_then(|after| after.split(' ').next()?.parse::<i32>().ok())
+    };
+    look_at(own_pid(Path::new(PROC)), |found| {
+        let first = found.first()?;
+        let one = found.iter().all(|of| named(of) == named(first));
+        found.iter().find(|of| is(of)).filter(|_| one).cloned()
+    })
+}
+
+/// Looks at the job of a process until what is found of it is as it should be. It may take 2 s on
+/// GPUs; a machine on which ranks share few processors has more time.
+fn look_at(pid: u32, find: impl Fn(&[Verdict]) -> Option<Verdict>) -> Outcome<Verdict> {
     let (start, proc) = (Instant::now(), Path::new(PROC));
     let patience = Patience::default();
     let (limit_s, patience) = match on_gpu() {
@@ -73,16 +87,11 @@ fn look(is: impl Fn(&Verdict) -> bool) -> Outcome<Verdict> {
         false => (30, Patience { waiting_ns: 300_000_000, ..patience }),
     };
     loop {
-        let job = job::of_process(processes(proc), own_pid(proc));
+        let job = job::of_process(processes(proc), pid);
         let mut found = verdicts(&job, patience);
         found.retain(|verdict| verdict.cause.holds_up());
-        let pid = |verdict: &Verdict| {
-            let after = verdict.text.split_once("process ").map(|(_, after)| after);
-            after.and_then(|after| after.split(' ').next()?.parse::<i32>().ok())
-        };
-        let one = found.first().is_none_or(|first| found.iter().all(|of| pid(of) == pid(first)));
-        if let Some(at) = found.iter().position(&is).filter(|_| one) {
-            return Ok(found.swap_remove(at));
+        if let Some(verdict) = find(&found) {
+            return Ok(verdict);
         }
         if start.elapsed() > Duration::from_secs(limit_s) {
             return Err(format!("after {limit_s} s: {found:#?}"));
@@ -194,14 +203,16 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
     let mut before = 0;
     if on_gpu() {
-        // At most one in 100 µs tells: calls and replays come in an order without a period.
+        // At most one in 100 µs tells, so messages, replays and calls are the first ones in turn,
+        // in an order without a period.
         let mut random = Random(19);
         (0..2000).try_for_each(|_| {
-            let calls = random.below(4);
-            before += 1 + calls;
+            let [calls, early] = [random.below(4), random.below(4)];
+            before += 1 + calls + early / 2;
+            (0..early % 2).try_for_each(|_| pass_on(rank, &memory))?;
+            (0..early / 2).try_for_each(|_| call())?;
             replay.launch(rank.stream)?;
             (0..calls).try_for_each(|_| call())?;
-            (0..random.below(2)).try_for_each(|_| pass_on(rank, &memory))?;
             rank.synchronize()
         })?;
         call()?;
@@ -308,7 +319,8 @@ fn pass_on(rank: &Rank, memory: &Memory) -> Outcome {
 /// Kernels of replays of a graph and of calls have told when they ran.
 fn kernels_tell(rank: &Rank) -> Outcome {
     let (start, proc) = (Instant::now(), Path::new(PROC));
-    let is_told = |report: &RankReport| {
+    // Returns what is wrong with a record.
+    let wrong = |report: &RankReport| {
         let runs = &report.kernels;
         let (messages, collectives): (Vec<_>, Vec<_>) =
             runs.iter().partition(|run| run.number.is_none());
@@ -320,20 +332,22 @@ fn kernels_tell(rank: &Rank) -> Outcome {
         // The clocks are compared to some microseconds.
         let follows = |op: &OperationReport| Some(op.begun_ns? + 1_000_000 >= op.called_ns);
         let follow: Vec<bool> = report.operations.iter().filter_map(follows).collect();
-        in_order
-            && messages_are_told
-            && (4..64).contains(&replays)
-            && !follow.is_empty()
-            && !follow.contains(&false)
+        match () {
+            () if runs.len() != 64 => Some(format!("{} kernels are told", runs.len())),
+            () if !in_order => Some(format!("their order is wrong: {runs:?}")),
+            () if !messages_are_told => Some(format!("their messages are wrong: {messages:?}")),
+            () if !(4..64).contains(&replays) => Some(format!("{replays} are of replays")),
+            () if follow.is_empty() => Some("no operation has begun".to_owned()),
+            () if follow.contains(&false) => Some("an operation began before its call".to_owned()),
+            () => None,
+        }
     };
     loop {
         let own = process(proc, own_pid(proc)).ok_or("this process records nothing")?;
-        let is_rank = |of: &&RankReport| of.rank == rank.rank as u32 && of.kernels.len() == 64;
-        if own.ranks.iter().find(is_rank).is_some_and(is_told) {
-            return Ok(());
-        }
+        let of = own.ranks.iter().find(|of| of.rank == rank.rank as u32);
+        let Some(reason) = wrong(of.ok_or("this rank records nothing")?) else { return Ok(()) };
         if start.elapsed() > Duration::from_secs(5) {
-            return Err(format!("kernels do not tell when they ran: {own:#?}"));
+            return Err(format!("kernels do not tell when they ran: {reason}"));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -351,7 +365,8 @@ fn in_a_circle(rank: &Rank, memory: &Memory) -> Outcome {
         ok(of.call_on(rank.stream, sum(COUNT), memory.at, memory.part(BYTES)))?;
     }
     if rank.rank == 0 {
-        look(|verdict| verdict.cause == Cause::Deadlock && verdict.ranks.contains(&0))?;
+        let last = rank.nranks as u32 - 1;
+        look(|verdict| verdict.cause == Cause::Deadlock && verdict.ranks.contains(&last))?;
     } else {
         hear(&first)?;
     }
@@ -384,6 +399,16 @@ pub(crate) fn cut_off(ranks: &[Rank]) -> Outcome {
         *cause == Cause::Failed && parts[..3].iter().all(|part| text.contains(part))
     })?;
     abort_now(rank)
+}
+
+/// Waits until it is told of the job of a process, whose ranks wait for each other over a cable
+/// that is cut, in which collective and at which step they do, and of nothing else.
+pub(crate) fn silence_is_told(pid: u32) -> Outcome {
+    let parts = ["all_reduce of ", "(collective ", ", step ", "what they send does not arrive"];
+    let is_told = |of: &Verdict| {
+        of.cause == Cause::SilentLink && parts.iter().all(|part| of.text.contains(part))
+    };
+    look_at(pid, |found| found.first().filter(|_| found.iter().all(is_told)).cloned()).map(drop)
 }
 
 /// The last rank is killed while the others wait for it; they say so, with the operation, and go on
