@@ -119,16 +119,18 @@ pub fn level(first: &[Process], now: &mut [Process]) {
     }
 }
 
-/// Returns the communicators of some processes, in the order of their numbers.
+/// Returns the communicators of some processes, in the order of their numbers. What has no number
+/// yet is a communicator of its own for each process: which ranks make one is not known.
 pub fn communicators(processes: &[Process]) -> Vec<Comm<'_>> {
-    let mut all: BTreeMap<u64, Vec<Member<'_>>> = BTreeMap::new();
-    for process in processes {
+    let mut all: BTreeMap<(u64, Option<usize>), Vec<Member<'_>>> = BTreeMap::new();
+    for (place, process) in processes.iter().enumerate() {
         for rank in &process.ranks {
-            all.entry(rank.comm).or_default().push(Member { process, rank });
+            let key = (rank.comm, (rank.comm == 0).then_some(place));
+            all.entry(key).or_default().push(Member { process, rank });
         }
     }
     all.into_iter()
-        .map(|(number, mut members)| {
+        .map(|((number, _), mut members)| {
             members.sort_by_key(|member| member.rank.rank);
             let nranks = members.iter().map(|member| member.rank.nranks).max().unwrap_or(0);
             Comm { number, nranks, members }

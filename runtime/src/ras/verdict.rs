@@ -2,10 +2,11 @@
 
 mod circle;
 mod making;
+mod unseen;
 
 use super::job::{Comm, Member, communicators};
-use crate::recorder::read::{Process, ProcessState, Unanswered};
-use crate::recorder::{Kind, Source, Stage};
+use crate::recorder::read::{Process, ProcessState};
+use crate::recorder::{KernelCollective, Kind, Source, Stage};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
@@ -78,6 +79,8 @@ impl Default for Patience {
     }
 }
 
+/// The time after which a rank waits, if others have waited for long enough.
+const LEAST_WAIT_NS: u64 = 125_000_000;
 /// The least step of a host's time of day that is worth a word.
 const CLOCK_STEP_NS: u64 = 1_000_000_000;
 /// The least number of collectives from which it is concluded that a rank is slow, the least share
@@ -144,10 +147,10 @@ fn failed(comm: &Comm<'_>) -> Option<Verdict> {
     let found = failed(|source| source == Source::Here);
     let heard = failed(|source| matches!(source, Source::Peer(_)));
     let by = if found.is_empty() { heard } else { found };
-    let first = by.first()?;
-    let ranks: Vec<u32> = by.iter().map(|member| member.rank.rank).collect();
-    let age = |of: &&Member<'_>| Some(of.process.read_ns.saturating_sub(of.rank.failure.since_ns?));
-    let since = by.iter().filter_map(age).max();
+    let age = |of: &Member<'_>| Some(of.process.read_ns.saturating_sub(of.rank.failure.since_ns?));
+    // Those that failed later may have failed by it.
+    let first = by.iter().rev().max_by_key(|of| age(of))?;
+    let (since, ranks) = (age(first), by.iter().map(|member| member.rank.rank).collect::<Vec<_>>());
     let text = format!(
         "{} failed {}at {}: {} ({})",
         comm.title(),
@@ -176,17 +179,23 @@ impl Wait<'_> {
         self.from.process.read_ns.saturating_sub(self.since_ns)
     }
 
+    /// Returns the collective in which it waits, by its number among those that the rank called, or
+    /// among those of its GPU.
+    fn place(&self) -> (Option<u64>, Option<u64>) {
+        (self.number, in_kernel(&self.from).map(|collective| collective.number))
+    }
+
     fn is_for(&self, to: &Member<'_>) -> bool {
         let is_named = self.named.is_some_and(|named| named.rank.rank == to.rank.rank);
         is_named || self.number.is_some_and(|number| is_behind(to, number))
     }
 }
 
-/// The caller of a rank's operations: its process or, where a process has several ranks of one
-/// communicator, a thread of which nothing but this rank is known.
+/// The caller of a rank's operations: what its process does with its device or, where a process has
+/// several ranks of one communicator on a device, a thread of which nothing but this rank is known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Caller {
-    Process(u32, u64),
+    Device(u32, u64, u32),
     Rank(u64, u32),
 }
 
@@ -205,24 +214,24 @@ struct Waits<'a, 'c> {
     /// The ranks that are behind in the collectives in which others wait, by their numbers: all who
     /// wait in one wait for all of them.
     behind: HashMap<u64, Vec<Member<'a>>>,
-    /// The number of ranks in each process.
-    processes: HashMap<(u32, &'a str), usize>,
+    /// The number of ranks on each device of each process.
+    devices: HashMap<(u32, &'a str, u32), usize>,
 }
 
 impl<'a, 'c> Waits<'a, 'c> {
-    /// Returns the waits that last for a part of the least time that counts: of ranks that wait for
-    /// each other, one began first.
+    /// Returns the waits that last for a part of the least time that counts, or for
+    /// `LEAST_WAIT_NS`: of ranks that wait for each other, one began first.
     fn of(comm: &'c Comm<'a>, patience: Patience) -> Self {
-        let (behind, mut processes) = (HashMap::new(), HashMap::new());
-        for Member { process, .. } in &comm.members {
-            *processes.entry((process.pid, &process.host[..])).or_default() += 1;
+        let (behind, mut devices) = (HashMap::new(), HashMap::new());
+        for Member { process, rank, .. } in &comm.members {
+            *devices.entry((process.pid, &process.host[..], rank.device)).or_default() += 1;
         }
-        let mut waits = Self { comm, all: Vec::new(), behind, processes };
+        let mut waits = Self { comm, all: Vec::new(), behind, devices };
         for &from in &comm.members {
             let Some(waiting) = from.rank.waiting else { continue };
             let waited_ns = from.process.read_ns.saturating_sub(waiting.since_ns);
             let silent_ns = from.process.read_ns.saturating_sub(waiting.looked_ns);
-            let is_short = waited_ns < patience.waiting_ns / 8;
+            let is_short = waited_ns < (patience.waiting_ns / 8).min(LEAST_WAIT_NS);
             if from.rank.stage != Stage::Running || is_short || silent_ns > patience.silent_ns {
                 continue;
             }
@@ -245,9 +254,9 @@ impl<'a, 'c> Waits<'a, 'c> {
     }
 
     fn caller(&self, member: &Member<'_>) -> Caller {
-        let Process { pid, host, .. } = member.process;
-        match self.processes.get(&(*pid, &host[..])) {
-            Some(1) => Caller::Process(*pid, host_number(host)),
+        let (Process { pid, host, .. }, device) = (member.process, member.rank.device);
+        match self.devices.get(&(*pid, &host[..], device)) {
+            Some(1) => Caller::Device(*pid, host_number(host), device),
             _ => Caller::Rank(self.comm.number, member.rank.rank),
         }
     }
@@ -257,9 +266,11 @@ impl<'a, 'c> Waits<'a, 'c> {
         wait.number.and_then(|number| self.behind.get(&number)).map_or(&[], |behind| behind)
     }
 
-    /// Returns the first rank that a rank waits for.
-    fn first_of(&self, wait: &Wait<'a>) -> Option<Member<'a>> {
-        self.behind(wait).first().copied().or(wait.named)
+    /// Returns the ranks that a rank waits for, but for itself.
+    fn awaited(&self, wait: &Wait<'a>) -> impl Iterator<Item = Member<'a>> {
+        let own = wait.from.rank.rank;
+        let all = self.behind(wait).iter().copied().chain(wait.named);
+        all.filter(move |of| of.rank.rank != own)
     }
 
     /// Returns what holds up the ranks at the ends of chains of waits; `waiting` are the callers
@@ -285,7 +296,7 @@ impl<'a, 'c> Waits<'a, 'c> {
     /// Returns what holds up a rank for which others wait, one of them in `held`.
     fn blame(&self, held: &Wait<'a>, to: &Member<'a>) -> Verdict {
         // Others may wait for it in another operation.
-        let same = || self.all.iter().filter(|of| of.number == held.number && of.is_for(to));
+        let same = || self.all.iter().filter(|of| of.place() == held.place() && of.is_for(to));
         let waiting: Vec<_> = same().map(|wait| wait.from.rank.rank).collect();
         let since_ns = same().map(|wait| wait.since_ns).min().unwrap_or(held.since_ns);
         let (cause, text) = blame(&held.from, to, &waiting, since_ns);
@@ -322,102 +333,34 @@ impl<'a, 'c> Waits<'a, 'c> {
     }
 }
 
-/// Returns that ranks wait for one that cannot be seen, if they wait for nobody else.
-fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
-    let waits = |member: &&Member<'_>| {
-        member.rank.stage == Stage::Running
-            && member.rank.waiting.is_some_and(|waiting| {
-                let waited_ns = member.process.read_ns.saturating_sub(waiting.since_ns);
-                let seen = waiting.peer.is_some_and(|peer| comm.member(peer).is_some());
-                // For a second nothing has come over a connection that is cut.
-                let is_cut = waiting.peer.is_some_and(|peer| {
-                    let all = unanswered(comm, &[peer]).unwrap_or_default();
-                    all.iter().any(|of| of.cut_ns.is_some())
-                });
-                let least_ns = patience.waiting_ns / if is_cut { 8 } else { 1 };
-                waited_ns >= least_ns && !seen
-            })
-    };
-    let all: Vec<_> = comm.members.iter().filter(waits).collect();
-    let (first, missing) = (all.first()?, comm.unseen());
-    let awaited: Vec<u32> = all.iter().filter_map(|m| m.rank.waiting?.peer).collect();
-    let mut ranks = if awaited.is_empty() { missing } else { awaited };
-    ranks.sort_unstable();
-    ranks.dedup();
-    if ranks.is_empty() {
-        return None;
-    }
-    let waiting: Vec<u32> = all.iter().map(|member| member.rank.rank).collect();
-    let since = all.iter().filter_map(|m| Some(m.rank.waiting?.since_ns)).min().unwrap_or(0);
-    let unanswered = unanswered(comm, &ranks);
-    let cut_ns = unanswered.iter().flatten().map(|of| of.cut_ns).min().flatten();
-    let (fact, advice) = match (&unanswered, cut_ns) {
-        (Some(all), Some(cut_ns)) => (
-            format!(
-                "to which the connection is cut ({}; no answer has come for {}, and data are sent \
-                 again)",
-                places(all),
-                span(cut_ns)
-            ),
-            "look at adapters, cables and switches on the way (oxccl doctor --host)",
-        ),
-        (Some(all), None) => (
-            format!("which does not answer ({})", places(all)),
-            "look whether that host runs, can be reached, and runs the process",
-        ),
-        (None, _) => (
-            "of which nothing is seen here".to_owned(),
-            "ask its host by oxccl ras, or look as another user",
-        ),
-    };
-    let text = format!(
-        "{} {} in {} for {}, {fact}, for {}: {advice} ({})",
-        list(&waiting),
-        verb(&waiting, "waits", "wait"),
-        operation_text(first),
-        list(&ranks),
-        span(first.process.read_ns.saturating_sub(since)),
-        comm.title()
-    );
-    let cause = if cut_ns.is_some() { Cause::SilentLink } else { Cause::Unseen };
-    Some(Verdict { cause, comm: comm.number, ranks, text })
-}
-
-/// Returns ranks as a process knows them that asked for them, and got no answer; `None` if that is
-/// not known of each.
-fn unanswered<'a>(comm: &Comm<'a>, ranks: &[u32]) -> Option<Vec<&'a Unanswered>> {
-    let all = || comm.members.iter().flat_map(|member| &member.process.unanswered);
-    let find = |rank: &u32| all().find(|of| (of.comm, of.rank) == (comm.number, *rank));
-    ranks.iter().map(find).collect()
-}
-
-/// Returns where ranks are that do not answer.
-fn places(all: &[&Unanswered]) -> String {
-    let mut places: Vec<_> =
-        all.iter().map(|of| format!("process {} on {}", of.pid, of.host)).collect();
-    places.dedup();
-    places.join(", ")
-}
-
 /// Returns whether a rank has not called a collective in which another one waits, or its stream has
 /// not come to it. Of kernels only the named rank's progress is known.
 fn is_behind(member: &Member<'_>, number: u64) -> bool {
     progress(member, number) < Progress::Inside
 }
 
+/// Returns the collective in which a kernel of a rank waits.
+fn in_kernel(waits: &Member<'_>) -> Option<KernelCollective> {
+    waits.rank.waiting?.collective
+}
+
 /// Returns the progress of a rank with what a kernel of another one waits for: whether it has begun
 /// tells that kernel, or the other rank's, and whether it has called tell the numbers of calls
-/// outside of graphs. `None` if the rank has not called it.
+/// outside of graphs, of which only those of collectives are the same on all ranks. `None` if the
+/// rank has not called it.
 fn progress_on_gpu(waits: &Member<'_>, to: &Member<'_>) -> Option<Progress> {
-    let inside = |of: &Member<'_>| of.rank.waiting.and_then(|waiting| waiting.collective);
-    let waits_in = inside(to).map(|own| own.number);
-    let runs = |number| {
-        waits_in >= Some(number) || to.rank.kernels.iter().any(|run| run.number >= Some(number))
+    let called = match in_kernel(waits) {
+        Some(of) => {
+            let waits_in = in_kernel(to).map(|own| own.number);
+            let runs = || to.rank.kernels.iter().any(|run| run.number >= Some(of.number));
+            if of.peer_has_begun == Some(true) || waits_in >= Some(of.number) || runs() {
+                return Some(Progress::Inside);
+            }
+            to.rank.collectives >= waits.rank.collectives
+        }
+        None => to.rank.issued >= waits.rank.issued,
     };
-    match inside(waits) {
-        Some(of) if of.peer_has_begun == Some(true) || runs(of.number) => Some(Progress::Inside),
-        _ => (to.rank.issued >= waits.rank.issued).then_some(Progress::NotBegun),
-    }
+    called.then_some(Progress::NotBegun)
 }
 
 /// Returns the progress of a rank with the operation in which another one waits for it; `None` if
@@ -478,7 +421,7 @@ fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
     }
     let told: HashSet<u64> = found.iter().map(|verdict| verdict.comm).collect();
     let untold = comms.iter().filter(|comm| !told.contains(&comm.number));
-    found.extend(untold.filter_map(|comm| unseen(comm, patience)));
+    found.extend(untold.filter_map(|comm| unseen::unseen(comm, patience)));
     let alike: Vec<_> = all.iter().filter(|of| !different.contains(&of.comm.number)).collect();
     found.extend(circle::circles(&alike, patience));
     found
@@ -487,8 +430,7 @@ fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
 /// Returns whether a kernel of a graph waits, as far as it is known: more collectives have run on
 /// the GPU than were called outside of graphs.
 fn in_a_graph(waits: &Member<'_>) -> bool {
-    let collective = waits.rank.waiting.and_then(|waiting| waiting.collective);
-    collective.is_some_and(|collective| collective.number >= waits.rank.collectives)
+    in_kernel(waits).is_some_and(|collective| collective.number >= waits.rank.collectives)
 }
 
 /// Returns the words for the operation in which a rank waits.
@@ -501,7 +443,7 @@ fn operation_text(waits: &Member<'_>) -> String {
     let operation = waits.waiting_operation().map_or(0, |op| op.number);
     let step = waits.rank.waiting.and_then(|waiting| waiting.step);
     let step = step.map_or_else(String::new, |step| format!(", step {step}"));
-    if let Some(inside) = waits.rank.waiting.and_then(|waiting| waiting.collective) {
+    if let Some(inside) = in_kernel(waits) {
         return format!("{} (collective {} on its GPU{step})", inside.descriptor, inside.number);
     }
     match (what, number) {
@@ -543,8 +485,7 @@ fn blame(from: &Member<'_>, to: &Member<'_>, waiting: &[u32], since_ns: u64) -> 
         (ProcessState::Stopped, _) => (Cause::Stopped, stopped(to, &effect)),
         (_, Some(Progress::NotBegun)) => {
             let on_gpu = to.rank.gpu.is_some();
-            let collective = from.rank.waiting.and_then(|waiting| waiting.collective);
-            let untold = collective.is_some_and(|of| of.peer_has_begun.is_none());
+            let untold = in_kernel(from).is_some_and(|of| of.peer_has_begun.is_none());
             let (fact, remedy) = match (on_gpu, in_a_graph(from)) {
                 (true, _) if untold => (
                     "does not tell whether a kernel of it is in",

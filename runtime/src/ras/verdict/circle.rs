@@ -1,8 +1,8 @@
 //! Ranks that wait for each other in circles.
 
 use super::{
-    Caller, Cause, Patience, Progress, Verdict, Wait, Waits, collective_of, operation_text,
-    progress_with, span,
+    Caller, Cause, Patience, Progress, Verdict, Wait, Waits, collective_of, in_kernel,
+    operation_text, progress_with, span,
 };
 use crate::ras::job::{Comm, Member};
 use crate::recorder::Kind;
@@ -27,11 +27,9 @@ pub(super) fn circles(all: &[&Waits<'_, '_>], patience: Patience) -> Vec<Verdict
         // Who is stopped is at fault, whatever it waited for.
         let runs = |of: &&Wait<'_>| of.from.process.state != ProcessState::Stopped;
         for wait in waits.all.iter().filter(runs) {
-            let Some(to) = waits.first_of(wait) else { continue };
-            let (comm, from, caller) = (waits.comm, wait.from, waits.caller(&to));
-            let lasts_ns = wait.lasts_ns();
-            let edge = Edge { comm, from, to, caller, lasts_ns };
-            edges.entry(wait.caller).or_default().push(edge);
+            let (comm, from, lasts_ns) = (waits.comm, wait.from, wait.lasts_ns());
+            let edge = |to| Edge { comm, from, to, caller: waits.caller(&to), lasts_ns };
+            edges.entry(wait.caller).or_default().extend(waits.awaited(wait).map(edge));
             if lasts_ns >= patience.waiting_ns {
                 starts.push(wait.caller);
             }
@@ -95,30 +93,25 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
              {other}{why}"
         )
     });
-    let comm = circle.first()?.comm.number;
-    let is_alone = circle.iter().all(|edge| edge.comm.number == comm);
-    let are_messages = circle
-        .iter()
-        .all(|edge| edge.from.waiting_operation().is_some_and(|op| op.kind == Kind::Exchange));
-    let are_collectives = circle.iter().all(|edge| {
-        let in_kernel = edge.from.rank.waiting.and_then(|waiting| waiting.collective);
-        in_kernel.is_some() || collective_of(&edge.from).is_some()
-    });
-    // All ranks are in the collectives of a communicator in one order, and programs of collectives
-    // have no circles: data that were sent have not come.
-    let is_silent = is_alone && are_collectives;
-    let (cause, how, advice) = match (is_alone && are_messages, is_silent) {
-        (true, _) => (
+    let kind = Circle::of(circle);
+    let (cause, how, advice) = match kind {
+        Circle::Lost => (
+            Cause::SilentLink,
+            "in what all have called",
+            "what they send does not arrive, look at the connections between them (oxccl doctor)",
+        ),
+        Circle::Messages => (
             Cause::Deadlock,
             "in a circle",
             "put what each rank sends and receives into one group (ncclGroupStart, ncclGroupEnd)",
         ),
-        (false, true) => (
-            Cause::SilentLink,
-            "in collectives of one communicator",
-            "what they send does not arrive, look at the connections between them (oxccl doctor)",
+        Circle::Groups => (
+            Cause::Deadlock,
+            "in a circle",
+            "see whether each message has its counterpart in the other rank's group, and look at \
+             the connections between them (oxccl doctor)",
         ),
-        (false, false) => (
+        Circle::Order => (
             Cause::Deadlock,
             "in a circle",
             "call in the same order on all ranks, or give each communicator a stream of its own",
@@ -126,7 +119,7 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
     };
     // A stream that has not come to a call may wait for something else.
     let is_late = |edge| progress(edge) == Some(Progress::NotBegun);
-    let more = match !is_silent && circle.iter().any(is_late) {
+    let more = match kind != Circle::Lost && circle.iter().any(is_late) {
         true => ", and see what else these streams wait for",
         false => "",
     };
@@ -134,29 +127,75 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
         "ranks wait for each other {how}: {}; {advice}{more}",
         texts.collect::<Vec<_>>().join("; ")
     );
-    let ranks = if is_silent { silent(circle) } else { circle.iter().map(waiting).collect() };
+    let comm = circle.first()?.comm.number;
+    let all: Vec<_> = circle.iter().filter(|edge| edge.comm.number == comm).collect();
+    let ranks = if kind == Circle::Lost { ends(&lost(&all)) } else { ends(&all) };
     Some(Verdict { cause, comm, ranks, text })
 }
 
-fn waiting(edge: &Edge<'_, '_>) -> u32 {
-    edge.from.rank.rank
+/// The kinds of circles, which have different reasons.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Circle {
+    /// What the ranks wait for has been sent.
+    Lost,
+    /// Messages that are called one after the other.
+    Messages,
+    /// Messages of groups, or of kernels, of which nothing more is known.
+    Groups,
+    /// Operations that are called in different orders.
+    Order,
 }
 
-/// Returns the ranks between which data get lost, of a circle in collectives of one communicator:
-/// who waits for one that has done its part, else for one of another host, else all of them.
-fn silent(circle: &[Edge<'_, '_>]) -> Vec<u32> {
-    let is_done =
-        |edge: &&Edge<'_, '_>| progress_with(&edge.from, &edge.to) == Some(Progress::Done);
-    let is_apart = |edge: &&Edge<'_, '_>| edge.from.process.host != edge.to.process.host;
-    let mut lost: Vec<_> = circle.iter().filter(is_done).collect();
-    if lost.is_empty() {
-        lost = circle.iter().filter(is_apart).collect();
+impl Circle {
+    fn of(circle: &[Edge<'_, '_>]) -> Self {
+        let is_alone = circle.iter().all(|edge| edge.comm.number == circle[0].comm.number);
+        // All ranks are in the collectives of a communicator in one order, and programs of
+        // collectives have no circles.
+        let in_collective =
+            |of: &Member<'_>| in_kernel(of).is_some() || collective_of(of).is_some();
+        let message = |of: &Member<'_>| {
+            let operation = of.waiting_operation().filter(|op| op.transfers == 1)?;
+            Some((operation.sends?, operation.peer?))
+        };
+        // What the one sends the other one receives.
+        let is_matched = |edge: &Edge<'_, '_>| match (message(&edge.from), message(&edge.to)) {
+            (Some((sends, to)), Some((other_sends, from))) => {
+                sends != other_sends && (to, from) == (edge.to.rank.rank, edge.from.rank.rank)
+            }
+            _ => false,
+        };
+        let is_message = |of: &Member<'_>| match of.waiting_operation() {
+            Some(operation) => operation.kind == Kind::Exchange,
+            None => of.rank.gpu.is_some() && in_kernel(of).is_none(),
+        };
+        let mut all = circle.iter();
+        match () {
+            () if !is_alone => Circle::Order,
+            () if all.clone().all(|edge| in_collective(&edge.from)) => Circle::Lost,
+            () if all.clone().all(is_matched) => Circle::Lost,
+            () if all.clone().all(|edge| message(&edge.from).is_some()) => Circle::Messages,
+            () if all.all(|edge| is_message(&edge.from)) => Circle::Groups,
+            () => Circle::Order,
+        }
     }
-    if lost.is_empty() {
-        return circle.iter().map(waiting).collect();
-    }
-    let mut ranks: Vec<_> =
-        lost.iter().flat_map(|edge| [edge.from.rank.rank, edge.to.rank.rank]).collect();
+}
+
+/// Returns between which ranks data get lost: who waits for one that has done its part, else for
+/// one of another host, else all of a circle.
+fn lost<'e, 'a, 'c>(circle: &[&'e Edge<'a, 'c>]) -> Vec<&'e Edge<'a, 'c>> {
+    let is_done = |edge: &Edge<'_, '_>| progress_with(&edge.from, &edge.to) == Some(Progress::Done);
+    let is_apart = |edge: &Edge<'_, '_>| edge.from.process.host != edge.to.process.host;
+    let those = |is: &dyn Fn(&Edge<'_, '_>) -> bool| {
+        let all: Vec<_> = circle.iter().copied().filter(|edge| is(edge)).collect();
+        (!all.is_empty()).then_some(all)
+    };
+    those(&is_done).or_else(|| those(&is_apart)).unwrap_or_else(|| circle.to_vec())
+}
+
+/// Returns the ranks at both ends of some waits of one communicator, each once.
+fn ends(edges: &[&Edge<'_, '_>]) -> Vec<u32> {
+    let both = |edge: &&Edge<'_, '_>| [edge.from.rank.rank, edge.to.rank.rank];
+    let mut ranks: Vec<_> = edges.iter().flat_map(both).collect();
     ranks.sort_unstable();
     ranks.dedup();
     ranks

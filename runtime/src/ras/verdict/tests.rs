@@ -1,5 +1,7 @@
 //! Verdicts on states of jobs.
 
+mod circles;
+
 use super::*;
 use crate::op::descriptor::Descriptor;
 use crate::recorder::KernelCollective;
@@ -50,7 +52,7 @@ fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankRepor
         rank: number,
         nranks: 2,
         gpu: None,
-        device: number,
+        device: 0,
         stage: Stage::Running,
         begun_ns: 0,
         issued,
@@ -335,50 +337,28 @@ fn a_rank_that_does_not_answer_is_named_with_its_process_and_host() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_in_one_collective_have_a_silent_connection() {
-    let host = |number: u32, peer| {
-        let host = format!("node{number}");
-        Process { host, ..process(number + 1, vec![rank(number, 3, 2, Some(peer))]) }
-    };
-    let [verdict] = &found(&[host(0, 1), host(1, 0)])[..] else { panic!("one verdict") };
-    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::SilentLink, &[0, 1][..]));
-    for part in ["in collectives of one communicator: rank 0 of ", "on node1", "does not arrive"] {
-        assert!(verdict.text.contains(part), "{} without {part}", verdict.text);
-    }
-}
-
-#[test]
-fn a_silent_connection_is_told_though_some_ranks_are_in_the_next_collective() {
-    // Rank 1 has done collective 2, whose data have not come to rank 3.
-    let waits = [(0, 4, 3, 2), (1, 4, 3, 2), (2, 3, 2, 3), (3, 3, 2, 1)];
-    let processes = waits.map(|(number, issued, finished, peer)| {
+fn of_ranks_that_wait_for_unseen_ones_the_first_operation_and_the_cut_connection_are_told() {
+    // Rank 0 is in collective 3 already; rank 4 does not answer, the connection to rank 5 is cut.
+    let all = [(0, 4, 3, 4), (1, 3, 2, 4), (2, 3, 2, 5), (3, 3, 2, 5)];
+    let mut processes = all.map(|(number, issued, finished, peer)| {
         let mut rank = rank(number, issued, finished, Some(peer));
-        rank.nranks = 4;
+        rank.nranks = 6;
         process(number + 1, vec![rank])
     });
-    let found = found(&processes);
-    let [verdict] = &found[..] else { panic!("{found:#?}") };
-    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::SilentLink, &[1, 3][..]));
-    for part in ["for rank 2, which has not called it", "what they send does not arrive"] {
-        assert!(verdict.text.contains(part), "{} without {part}", verdict.text);
-    }
-}
-
-#[test]
-fn kernels_of_two_hosts_that_wait_for_each_other_have_a_silent_connection() {
-    let host = |own: u32| {
-        let mut rank = rank(own, 3, 0, Some(1 - own));
-        rank.gpu = Some(own);
-        // A kernel does not know whether one of another host has begun.
-        let inside =
-            KernelCollective { number: 2, descriptor: descriptor(6), peer_has_begun: None };
-        let wait = rank.waiting.iter_mut();
-        wait.for_each(|wait| (wait.number, wait.collective) = (None, Some(inside)));
-        Process { host: format!("node{own}"), ..process(own + 1, vec![rank]) }
+    let told = |processes: &[Process]| {
+        let mut found = found(processes);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        found.remove(0)
     };
-    let found = found(&[host(0), host(1)]);
-    let [verdict] = &found[..] else { panic!("{found:#?}") };
-    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::SilentLink, &[0, 1][..]));
+    let Verdict { cause, ranks, text, .. } = told(&processes);
+    assert_eq!((cause, &ranks[..]), (Cause::Unseen, &[4, 5][..]));
+    assert!(text.starts_with("ranks 1 to 3 wait in all_reduce of 5 × float, sum (collective 2,"));
+    let host = "192.0.2.2".to_owned();
+    let cut = |rank: u32, cut_ns| Unanswered { comm: 7, rank, host: host.clone(), pid: 8, cut_ns };
+    processes[0].unanswered = vec![cut(4, None), cut(5, None), cut(5, Some(SECOND))];
+    let Verdict { cause, ranks, text, .. } = told(&processes);
+    assert_eq!((cause, &ranks[..]), (Cause::SilentLink, &[5][..]));
+    assert!(text.starts_with("ranks 2, 3 wait in "), "{text}");
 }
 
 #[test]
@@ -402,6 +382,19 @@ fn a_kernel_waits_for_a_rank_that_made_fewer_calls_or_whose_stream_is_held_up() 
     };
     for (calls, cause) in [(2, Cause::NotCalled), (3, Cause::NotBegun)] {
         let found = found(&[on_gpu(0, 3, true), on_gpu(1, calls, false)]);
+        let [verdict] = &found[..] else { panic!("{found:#?}") };
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (cause, &[1][..]), "{verdict:#?}");
+    }
+    // In a collective, messages do not count.
+    let descriptor = descriptor(5);
+    for (collectives, messages, cause) in [(2, 7, Cause::NotCalled), (3, 0, Cause::NotBegun)] {
+        let [mut waits, mut awaited] = [on_gpu(0, 3, true), on_gpu(1, collectives, false)];
+        waits.ranks[0].issued += 1;
+        awaited.ranks[0].issued += messages;
+        let inside = KernelCollective { number: 2, descriptor, peer_has_begun: Some(false) };
+        let wait = waits.ranks[0].waiting.iter_mut();
+        wait.for_each(|waiting| waiting.collective = Some(inside));
+        let found = found(&[waits, awaited]);
         let [verdict] = &found[..] else { panic!("{found:#?}") };
         assert_eq!((verdict.cause, &verdict.ranks[..]), (cause, &[1][..]), "{verdict:#?}");
     }
@@ -493,6 +486,12 @@ fn one_failure_is_told_once_by_the_rank_that_found_it_and_no_abort() {
     let both = [failed(0, "it ended", Source::Here), failed(1, "it ended", Source::Here)];
     let both = found(&both);
     assert_eq!((both.len(), &both[0].ranks[..]), (1, &[0, 1][..]));
+    // What failed first is told.
+    let mut later = failed(0, "rank 0 lost rank 1", Source::Here);
+    later.ranks[0].failure.since_ns = Some(NOW - SECOND);
+    let told = found(&[later, failed(1, "its GPU has an error", Source::Here)]);
+    let [Verdict { text, .. }] = &told[..] else { panic!("{told:#?}") };
+    assert!(text.contains("failed 2.0 s ago at ranks 0, 1: its GPU has an error (process 2"));
     // Who found it is not seen here.
     let heard = found(&[failed(0, "rank 0 lost rank 2", Source::Peer(1))]);
     assert_eq!((heard.len(), heard[0].cause), (1, Cause::Failed));
@@ -523,9 +522,12 @@ fn who_waits_for_a_shorter_time_is_not_at_fault() {
     all.iter_mut().for_each(|rank| rank.nranks = 3);
     all[1].waiting.iter_mut().for_each(|waiting| waiting.since_ns = NOW - 200_000_000);
     let processes: Vec<_> = (1..).zip(all).map(|(pid, rank)| process(pid, vec![rank])).collect();
-    let found = found(&processes);
-    let [verdict] = &found[..] else { panic!("{found:#?}") };
-    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::NotCalled, &[2][..]));
+    // The less patience, the shorter are the waits that count, but not the other way.
+    for waiting_ns in [SECOND, 3 * SECOND] {
+        let found = verdicts(&processes, Patience { waiting_ns, ..Patience::default() });
+        let [verdict] = &found[..] else { panic!("{found:#?}") };
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::NotCalled, &[2][..]));
+    }
 }
 
 #[test]
