@@ -15,14 +15,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import _gen
-from ._arrays import NO_PARTS, Parts, place
+from ._arrays import NO_PARTS, Parts, Place, place
 from ._gen import ncclRedOp_t, ncclResult_t
 from ._library import Error, _c, _check, _int, _last_error, _nanoseconds
 
@@ -104,18 +104,29 @@ def _device():
     return kind.value, index.value
 
 
-def _on_host(make):
-    """Has something made on the host, whose memory arrays are, also where there are GPUs."""
-    if _device()[0] == _HOST:
+def _on_host(make, waits=False):
+    """Has something made on the host, whose memory arrays are, also where there are GPUs. Where it waits for
+    other ranks, signals need not."""
+    kind, index = _device()
+    waits = waits and threading.current_thread() is threading.main_thread()
+    if kind == _HOST and not waits:
         return make()
+    made: Future = Future()
 
-    def chosen():
-        _check(_c.oxcclDeviceSet(_HOST, 0))
-        return make()
+    def work():
+        try:
+            _check(_c.oxcclDeviceSet(_HOST, index if kind == _HOST else 0))
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
 
     # In a thread of its own: devices belong to threads, and this one's GPU is that of others, as of PyTorch.
-    with ThreadPoolExecutor(1) as other:
-        return other.submit(chosen).result()
+    # Nobody waits for it at the end of the process.
+    threading.Thread(target=work, daemon=True).start()
+    while not wait([made], _SLICE).done:
+        # Python hears of signals between the slices.
+        pass
+    return made.result()
 
 
 def device_count() -> int:
@@ -352,9 +363,9 @@ def estimate(function: Callable[[], Any]) -> float:
     return group.info.estimatedTime / 1e6
 
 
-def _not_in_group(what):
+def _not_in_group(what, hint):
     if _groups.open:
-        raise Error(ncclResult_t.ncclInvalidUsage, f"{what} in a Group; name a stream, and wait for that")
+        raise Error(ncclResult_t.ncclInvalidUsage, f"{what} in a Group; {hint}")
 
 
 class UniqueId:
@@ -481,7 +492,7 @@ class Comm:
 
     def _create(self, options, begin):
         # The group's end would write to a place that is no more.
-        _not_in_group("a communicator cannot be made")
+        _not_in_group("a communicator cannot be made", "make it before or after")
         options = dict(options)
         limit = options.pop("init_timeout", None)
         self._place, config = ctypes.c_void_p(), _configure(options)
@@ -494,7 +505,7 @@ class Comm:
             finally:
                 _c.oxcclSetInitTimeout(-1)
 
-        _on_host(make)
+        _on_host(make, waits=True)
         if self._place:
             rank, size = ctypes.c_int(), ctypes.c_int()
             _check(_c.ncclCommUserRank(self._handle, ctypes.byref(rank)))
@@ -629,9 +640,15 @@ class Comm:
         by this one. Memory from empty() is best; at most 64 at a time."""
         return Window(self, array)
 
+    def _of_root(self, root, name, array, like, writable=False):
+        """Where an array is that only the root needs: the others may pass None."""
+        if array is None and self.rank != root:
+            return Place(None, 0, 0, like.kind, 0)
+        return place(name, array, like, writable)
+
     def _run(self, stream, call, *arrays):
         if stream is None:
-            _not_in_group("a call cannot wait")
+            _not_in_group("a call cannot wait", "name a stream, and wait for that")
         elif not isinstance(stream, Stream):
             raise TypeError(f"stream is {stream!r}; expected an oxccl.Stream")
         on = stream or self._stream
@@ -660,11 +677,11 @@ class Comm:
             options, _c.ncclBroadcast, _c.ncclBroadcastConfig,
             d.address, d.address, d.count, d.kind, _int("root", root), self._handle, on), data)
 
-    def reduce(self, send: Array, recv: Array, root: int = 0, op: Op = SUM, stream: Stream | None = None,
+    def reduce(self, send: Array, recv: Array | None = None, root: int = 0, op: Op = SUM, stream: Stream | None = None,
                options: CallOptions | None = None) -> Array:
         """The reduction of all ranks' `send` in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
-        r = place("recv", recv, s, True)
+        r = self._of_root(root, "recv", recv, s, True)
         if self.rank == root:
             r.length("recv", s.count)
         return self._run(stream, lambda on: _call(
@@ -703,22 +720,22 @@ class Comm:
             options, _c.ncclAlltoAll, _c.ncclAlltoAllConfig,
             s.address, r.address, count, s.kind, self._handle, on), send, recv)
 
-    def gather(self, send: Array, recv: Array, root: int = 0, stream: Stream | None = None,
+    def gather(self, send: Array, recv: Array | None = None, root: int = 0, stream: Stream | None = None,
                options: CallOptions | None = None) -> Array:
         """Every rank's elements, one behind the other, in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
-        r = place("recv", recv, s, True)
+        r = self._of_root(root, "recv", recv, s, True)
         if self.rank == root:
             r.length("recv", s.count * self.size)
         return self._run(stream, lambda on: _call(
             options, _c.ncclGather, _c.ncclGatherConfig,
             s.address, r.address, s.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
-    def scatter(self, send: Array, recv: Array, root: int = 0, stream: Stream | None = None,
+    def scatter(self, send: Array | None, recv: Array, root: int = 0, stream: Stream | None = None,
                 options: CallOptions | None = None) -> Array:
         """Block r of the root's `send`, which is ignored elsewhere, in the `recv` of rank r."""
-        s = place("send", send)
-        r = place("recv", recv, s, True)
+        r = place("recv", recv, writable=True)
+        s = self._of_root(root, "send", send, r)
         if self.rank == root:
             s.length("send", r.count * self.size)
         return self._run(stream, lambda on: _call(
@@ -774,21 +791,21 @@ class Comm:
             s.address, out.counts, out.displs, r.address, into.counts, into.displs, s.kind, self._handle, on),
             send, recv)
 
-    def gatherv(self, send: Array, recv: Array, counts: Counts | None = None, displs: Counts | None = None,
-                root: int = 0, stream: Stream | None = None) -> Array:
+    def gatherv(self, send: Array, recv: Array | None = None, counts: Counts | None = None,
+                displs: Counts | None = None, root: int = 0, stream: Stream | None = None) -> Array:
         """The `send` of rank r as part r of the root's `recv`; what describes that is ignored elsewhere."""
         s = place("send", send)
-        r = place("recv", recv, s, True)
+        r = self._of_root(root, "recv", recv, s, True)
         parts = Parts("recv", r, self.size, counts, displs) if self.rank == root else NO_PARTS
         return self._run(stream, lambda on: _c.oxcclGatherv(
             s.address, s.count, r.address, parts.counts, parts.displs, s.kind, _int("root", root), self._handle, on),
             send, recv)
 
-    def scatterv(self, send: Array, recv: Array, counts: Counts | None = None, displs: Counts | None = None,
+    def scatterv(self, send: Array | None, recv: Array, counts: Counts | None = None, displs: Counts | None = None,
                  root: int = 0, stream: Stream | None = None) -> Array:
         """Part r of the root's `send` in the `recv` of rank r; what describes that is ignored elsewhere."""
-        s = place("send", send)
-        r = place("recv", recv, s, True)
+        r = place("recv", recv, writable=True)
+        s = self._of_root(root, "send", send, r)
         parts = Parts("send", s, self.size, counts, displs) if self.rank == root else NO_PARTS
         return self._run(stream, lambda on: _c.oxcclScatterv(
             s.address, parts.counts, parts.displs, r.address, r.count, s.kind, _int("root", root), self._handle, on),

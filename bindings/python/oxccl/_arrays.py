@@ -65,8 +65,9 @@ def place(name, array, like=None, writable=False):
 
 def _of_array(name, array, writable):
     flags = array.flags
-    if not flags.forc:
-        raise ValueError(f"{name} is not contiguous; pass a copy")
+    # Other orders are refused: ranks whose arrays differ in it would mix up their elements.
+    if not flags.c_contiguous:
+        raise ValueError(f"{name} is not contiguous, row by row; pass numpy.ascontiguousarray({name})")
     if writable and not flags.writeable:
         raise ValueError(f"{name} is read-only")
     try:

@@ -44,6 +44,10 @@ class Error(RuntimeError):
         super().__init__(text)
         self.code, self.rank, self.peer = ncclResult_t(code), rank, peer
 
+    def __reduce__(self):
+        # As for pools of processes, which hand errors over.
+        return Error, (int(self.code), str(self), self.rank, self.peer)
+
 
 # Where users find it.
 Error.__module__ = "oxccl"

@@ -6,7 +6,10 @@ Plain Python: `python test_oxccl.py`.
 import gc
 import inspect
 import os
+import pickle
+import signal
 import threading
+import time
 
 import numpy as np
 
@@ -46,6 +49,10 @@ def collectives(comm, dtype):
     same(comm.broadcast(own.copy(), 2), full(3))
     out[:] = 0
     same(comm.reduce(own, out, 3), full(10 if rank == 3 else 0))
+    # What is ignored may be missing.
+    out[:] = 0
+    got = comm.reduce(own, out if rank == 3 else None, 3)
+    same(out if got is None else got, full(10 if rank == 3 else 0))
     same(comm.all_gather(own, wide), blocks)
     same(comm.reduce_scatter(blocks, out), full(4 * (rank + 1)))
     wide[:] = 0
@@ -53,6 +60,9 @@ def collectives(comm, dtype):
     wide[:] = 0
     same(comm.gather(own, wide, 1), blocks if rank == 1 else blocks * 0)
     same(comm.scatter(wide, out, 1), own)
+    got = comm.gather(own, wide if rank == 1 else None, 1)
+    assert (got is wide) == (rank == 1)
+    same(comm.scatter(wide if rank == 1 else None, out, 1), own)
     if rank == 0:
         comm.send(own, 1)
     elif rank == 1:
@@ -334,6 +344,14 @@ def errors(comm):
     expect_error(TypeError, "expected one of int8", lambda: comm.all_reduce(x.astype(">f8")))
     expect_error(ValueError, "expected 12", lambda: comm.all_gather(x, x))
     expect_error(ValueError, "not contiguous", lambda: comm.all_reduce(np.zeros(6)[::2]))
+    columns = np.asfortranarray(np.ones((2, 3)))
+    expect_error(ValueError, "send is not contiguous, row by row", lambda: comm.all_reduce(columns, np.ones((2, 3))))
+    expect_error(ValueError, "recv is not contiguous, row by row", lambda: comm.all_reduce(np.ones((2, 3)), columns))
+    missing = expect_error(TypeError, "recv is a NoneType", lambda: comm.reduce(x, None, comm.rank))
+    assert "expected a NumPy array" in str(missing)
+    handed_over = pickle.loads(pickle.dumps(failure))
+    assert [getattr(handed_over, name) for name in ("args", "code", "rank", "peer")] == [
+        failure.args, failure.code, failure.rank, failure.peer]
     expect_error(TypeError, "complex128", lambda: comm.all_reduce(np.zeros(3, complex)))
     expect_error(TypeError, "expected float64", lambda: comm.all_reduce(x, np.zeros(3, np.float32)))
     expect_error(TypeError, "a list", lambda: comm.all_reduce([1.0]))
@@ -509,6 +527,14 @@ def interface():
     expect_error(TypeError, "needs the unique_id", lambda: oxccl.Comm(4))
 
 
+def interrupted():
+    """Who waits for ranks that do not come can be interrupted."""
+    start = time.monotonic()
+    threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+    expect_error(KeyboardInterrupt, "", lambda: oxccl.Comm(2, oxccl.UniqueId(), 0, init_timeout=100))
+    assert time.monotonic() - start < 50
+
+
 if __name__ == "__main__":
     interface()
     if "OXCCL_RANK" in os.environ:
@@ -519,4 +545,5 @@ if __name__ == "__main__":
         expect_error(oxccl.Error, "1 of 2 ranks did not come", lambda: oxccl.Comm(2, oxccl.UniqueId(), 0, init_timeout=0.001))
         nothing_leaks()
         taken_by_another_thread()
+        interrupted()
     print("Python is right")
