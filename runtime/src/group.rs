@@ -196,6 +196,20 @@ pub fn warn_of_wait(function: &str) {
     }
 }
 
+/// Fails if the group of this thread, which is not ended yet, has calls of a communicator.
+pub fn refuse_end(comm: &Arc<Communicator>, function: &str) -> Result<()> {
+    let calls = |g: &Group| {
+        let of = g.calls.iter().filter_map(Pending::comm);
+        of.filter(|of| Arc::ptr_eq(of, comm)).count()
+    };
+    let count = GROUP.with_borrow(|g| calls(g));
+    if count == 0 {
+        return Ok(());
+    }
+    let what = format!("{function} in a group that has calls ({count}) of the communicator");
+    Err(Error::usage(what, "call ncclGroupEnd before, at which they begin"))
+}
+
 /// Notes that a call of the group failed: nothing of the group is launched then.
 pub fn note_error(error: &Error) {
     GROUP.with_borrow_mut(|g| {
@@ -610,6 +624,19 @@ mod tests {
         let (input, output) = (std::ptr::null(), std::ptr::null_mut());
         let (dtype, op) = (DataType::Int8, ReduceOp::Sum);
         Call { spec, input, output, count: 0, dtype, op, scale: None }
+    }
+
+    #[test]
+    fn a_communicator_does_not_end_in_a_group_that_has_calls_of_it() {
+        let (comm, other, stream) = (alone(), alone(), HostStream::new());
+        start();
+        collective(&comm, &call(1), &stream).unwrap();
+        let error = refuse_end(&comm, "ncclCommDestroy").unwrap_err().to_string();
+        assert!(error.contains("ncclCommDestroy in a group that has calls (1) of"), "{error}");
+        refuse_end(&other, "ncclCommDestroy").unwrap();
+        end().unwrap();
+        refuse_end(&comm, "ncclCommDestroy").unwrap();
+        assert!(stream.synchronize(None).unwrap());
     }
 
     #[test]

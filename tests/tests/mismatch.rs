@@ -183,6 +183,22 @@ fn an_end_names_the_rank_that_does_not_receive() {
     }
 }
 
+#[test]
+fn ranks_that_both_end_wait_for_no_receive_of_the_other() {
+    let (comms, sent) = (communicators(2), Barrier::new(2));
+    let end = |comm: &Arc<Communicator>, peer: u32| {
+        message(comm, true, 8).expect("it is buffered");
+        sent.wait();
+        let error = comm.destroy().expect_err("nobody has received it");
+        assert!(error.to_string().contains("before it destroyed"), "{error}");
+        assert_eq!(error.site().map(|site| site.peer), Some(peer as i32), "{error}");
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| end(&comms[0], 1));
+        scope.spawn(|| end(&comms[1], 0));
+    });
+}
+
 fn processes(ours: usize, theirs: usize, hosts: bool) {
     let job = Job::start(Path::new(RANK), 3, Duration::from_secs(100), |rank, command| {
         command.args(["mismatch", "6000", &format!("{ours}"), &format!("{theirs}")]);

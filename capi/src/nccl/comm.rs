@@ -235,9 +235,20 @@ unsafe fn comm_init_all(
     group::end()
 }
 
+/// Fails if this thread's group has calls of a communicator that is about to end.
+fn refuse_in_group(holder: &Holder, function: &str) -> Result<()> {
+    match holder.ready() {
+        Ok(comm) => group::refuse_end(comm, function),
+        // There are no calls of one that is still made.
+        Err(_) => Ok(()),
+    }
+}
+
 unsafe fn comm_finalize(comm: ncclComm_t) -> Result<Launched> {
-    let holder = objects::holder(comm, "ncclCommFinalize")?;
+    const FUNCTION: &str = "ncclCommFinalize";
+    let holder = objects::holder(comm, FUNCTION)?;
     let called = Called::new(holder.clone())?;
+    refuse_in_group(&holder, FUNCTION)?;
     if holder.options().blocking {
         return called.finalize().map(|()| Launched::Done);
     }
@@ -250,7 +261,10 @@ unsafe fn comm_destroy(comm: ncclComm_t) -> Result<()> {
     if comm.is_null() {
         return Ok(());
     }
-    objects::remove(comm, "ncclCommDestroy")?.destroy()
+    const FUNCTION: &str = "ncclCommDestroy";
+    let holder = objects::holder(comm, FUNCTION)?;
+    refuse_in_group(&holder, FUNCTION)?;
+    objects::remove(comm, FUNCTION)?.destroy()
 }
 
 unsafe fn comm_get_async_error(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> Result<()> {

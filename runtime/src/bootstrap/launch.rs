@@ -9,9 +9,11 @@ use super::id::{ID_BYTES, SECRET_BYTES, UniqueId, random};
 use super::{handover, rendezvous, session};
 use crate::config::{Config, foreign_variable};
 use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -133,6 +135,9 @@ pub(crate) fn detect_in(
                 "set both, or neither, or start the ranks by oxccl run",
             ));
         }
+        if own[1].parse().is_ok_and(|nranks: u32| nranks > 1) {
+            warn_alone(own[1]);
+        }
         return Ok(None);
     };
     let values = known.place.map(lookup);
@@ -144,6 +149,16 @@ pub(crate) fn detect_in(
         known.meet(lookup)
     };
     parse(known.launcher, known.place, values, meet).map(Some)
+}
+
+/// Logs once that this process is no rank of a job, though a variable tells its size.
+fn warn_alone(nranks: &str) {
+    static WARN: Once = Once::new();
+    let text = format!(
+        "OXCCL_NRANKS is {nranks}, but OXCCL_RANK is not set: this process is alone, and no rank of \
+         a job"
+    );
+    WARN.call_once(|| log::line(Level::Warn, Subsystem::Init, &text));
 }
 
 /// Returns whether torchrun started ranks on other hosts too.

@@ -430,6 +430,9 @@ impl Communicator {
             // comes.
             self.executor.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
         });
+        if failed_since.is_none() {
+            self.executor.rank().set_ending();
+        }
     }
 
     /// Waits until the peers have taken the messages that were sent to them. Until then this rank

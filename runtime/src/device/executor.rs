@@ -352,15 +352,16 @@ impl Executor {
         }
     }
 
-    /// Returns a peer that has not taken all that was sent to it, and whether that peer has left.
+    /// Returns a peer that has not taken all that was sent to it, and whether that peer takes no
+    /// more.
     pub fn untaken(&self) -> Option<(u32, bool)> {
         match self {
             Executor::Host(endpoint) => endpoint.untaken(),
             Executor::Cuda(rank, cuda_rank) => {
                 // What was written since the peers were asked is asked about, too.
                 cuda_rank.network()?.ask_taken(rank).find_map(|(peer, sent)| {
-                    // This is looked up first: a peer leaves after it has taken all that it takes.
-                    let left = rank.has_left(peer);
+                    // This is looked up first: by then a peer has taken all that it takes.
+                    let left = rank.takes_no_more(peer);
                     let taken = rank.taken(peer);
                     (taken < sent).then_some((peer, left))
                 })

@@ -93,19 +93,19 @@ impl Rank {
             segment.publish_failure(local, &record);
         }
         // Before any thread here sees the failure: the process may end then, and the peers would
-        // know only that this rank is gone.
+        // know only that this rank is gone, and users nothing.
         self.tell_all(&notice::failed(&record));
-        // From here on operations end, and their buffers belong to the user again.
-        self.failed.store(true, Ordering::Release);
-        if let Some(accelerator) = self.accelerator() {
-            accelerator.abort();
-        }
         let say = |level, text: &str| {
             log::line_of(Some(self.number), level, Subsystem::Coll, text);
         };
         say(level, &error.to_string());
         if let Some(path) = path(&error) {
             say(Level::Info, &path);
+        }
+        // From here on operations end, and their buffers belong to the user again.
+        self.failed.store(true, Ordering::Release);
+        if let Some(accelerator) = self.accelerator() {
+            accelerator.abort();
         }
     }
 

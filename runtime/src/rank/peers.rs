@@ -149,6 +149,21 @@ impl Rank {
         place.is_some_and(|(segment, place)| segment.state(place).load(Ordering::Acquire) == left)
     }
 
+    /// Notes that this rank's operations are over, and that none can follow.
+    pub(crate) fn set_ending(&self) {
+        if let Some((segment, own)) = self.place() {
+            segment.ending(own).store(1, Ordering::Release);
+        }
+    }
+
+    /// Returns whether a peer takes no more messages: it has left or, of this host, its operations
+    /// are over.
+    pub fn takes_no_more(&self, peer: u32) -> bool {
+        let place = self.segment.as_ref().zip(self.local[peer as usize]);
+        let ends = place.map(|(segment, place)| segment.ending(place).load(Ordering::Acquire));
+        ends.is_some_and(|ends| ends != 0) || self.has_left(peer)
+    }
+
     /// Notes that nothing of this rank runs on its GPU any more, after `leave`.
     pub fn set_quiescent(&self) {
         if let Some((segment, own)) = self.place() {

@@ -64,4 +64,13 @@ pub(crate) fn writer(path: &str) -> Result<Box<dyn Write>> {
     Ok(Box::new(std::fs::File::create(path).map_err(failed)?))
 }
 
+/// Fails if an option's value is the path of a file that cannot be written to.
+pub(crate) fn can_write(path: &str) -> Result<()> {
+    let failed = |e: std::io::Error| Error::File { path: path.to_owned(), cause: e.to_string() };
+    if path == "-" {
+        return Ok(());
+    }
+    std::fs::OpenOptions::new().append(true).create(true).open(path).map(drop).map_err(failed)
+}
+
 pub(crate) type Result<T> = std::result::Result<T, Error>;

@@ -752,3 +752,21 @@ fn who_finds_no_id_is_told_how_ranks_of_several_hosts_meet() {
     let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0")];
     alone(pmi, "where rank 0 is on another one, set NCCL_COMM_ID");
 }
+
+#[test]
+fn what_cannot_be_is_refused_before_ranks_start() {
+    for (options, part) in [
+        (&["-t", "0"][..], "invalid value '0' for '--nthreads"),
+        (&["-g", "0"], "invalid value '0' for '--ngpus"),
+        (&["--json", "/nonexistent/x.json"], "/nonexistent/x.json: No such file"),
+        (&["--plot", "/nonexistent/x.svg"], "/nonexistent/x.svg: No such file"),
+    ] {
+        let (ok, out, err) = oxccl(&[&["perf", "--device", "host", "-e", "8"], options].concat());
+        assert!(!ok && err.contains(part) && out.is_empty(), "{options:?}: {err}");
+        assert!(!err.contains("lost rank"), "{err}");
+    }
+    let own = ["perf", "--device", "host", "--ranks", "3", "-e", "8"];
+    let (ok, _, err) =
+        oxccl(&[&["run", "-n", "2", env!("CARGO_BIN_EXE_oxccl")], &own[..]].concat());
+    assert!(!ok && err.contains("--ranks 3: oxccl run has started 2 ranks"), "{err}");
+}

@@ -424,4 +424,9 @@ fn no_ranks_are_no_trouble() {
     let output = command.args(["ras", "--pid", &own]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(0));
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("No process of this user"));
+    let output = Command::new(OXCCL).args(["ras", "--pid", "999999999"]).output();
+    let output = output.expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("--pid 999999999: there is no such process"), "{text}");
 }

@@ -184,12 +184,13 @@ impl Endpoint {
         self.rank.take_controls();
     }
 
-    /// Returns a peer that has not taken all that was sent to it, and whether that peer has left.
+    /// Returns a peer that has not taken all that was sent to it, and whether that peer takes no
+    /// more.
     pub fn untaken(&self) -> Option<(u32, bool)> {
         let mut state = self.state();
         (0u32..).zip(&mut state.edges).find_map(|(peer, edge)| {
-            // This is looked up first: a peer leaves after it has taken all that it takes.
-            let left = self.rank.has_left(peer);
+            // This is looked up first: by then a peer has taken all that it takes.
+            let left = self.rank.takes_no_more(peer);
             let told = self.rank.taken(peer);
             (!edge.is_taken(told)).then_some((peer, left))
         })

@@ -36,6 +36,7 @@ const ENTRY_AT: usize = 2 * LINE;
 const WRITING_AT: usize = 4 * LINE;
 const OUT_AT: usize = 5 * LINE;
 const PULSE_AT: usize = 6 * LINE;
+const ENDING_AT: usize = 7 * LINE;
 const RING_AT: usize = 1024;
 const RECORD_AT: usize = 2048;
 const PACKETS_AT: usize = 4096;
@@ -223,6 +224,12 @@ impl Segment {
     /// from then on it writes nowhere.
     pub fn out(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + OUT_AT)
+    }
+
+    /// Returns the word that is set once a rank's operations are over and none can follow: what it
+    /// has not taken by then it never takes.
+    pub fn ending(&self, local: usize) -> &AtomicU64 {
+        self.word(self.rank(local) + ENDING_AT)
     }
 
     /// Returns the count of a rank's signs of life, for peers that cannot watch its process.

@@ -16,7 +16,7 @@ mod team;
 mod tune;
 
 use crate::api::Api;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, can_write};
 use crate::run;
 use buffer::Device;
 use case::Case;
@@ -35,6 +35,15 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let libraries = if options.vs.is_some() { 2 } else { 1 };
     options.check_sizes().map_err(Error::Options)?;
     let launch = launch::detect()?;
+    if let (Some(ranks), Some(launch)) = (options.ranks, &launch)
+        && launch.nranks != ranks * libraries
+    {
+        let Launch { launcher, nranks, .. } = launch;
+        let why = format!("--ranks {ranks}: {launcher} has started {nranks} ranks; leave it out");
+        return Err(Error::Options(why));
+    }
+    // What cannot be written is told before anything runs.
+    [&options.json, &options.plot].into_iter().flatten().try_for_each(|path| can_write(path))?;
     let processes = match (options.ranks, &launch) {
         (None, None) => default_processes(options)?,
         (ranks, _) => ranks.unwrap_or(1),

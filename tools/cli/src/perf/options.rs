@@ -204,10 +204,12 @@ pub(crate) struct Options {
     #[arg(short = 'r', long = "root", default_value = "0")]
     pub(crate) root: String,
     /// Ranks per thread.
-    #[arg(short = 'g', long = "ngpus", default_value_t = 1)]
+    #[arg(short = 'g', long = "ngpus", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) per_thread: u32,
     /// Threads per process.
-    #[arg(short = 't', long = "nthreads", default_value_t = 1)]
+    #[arg(short = 't', long = "nthreads", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) threads: u32,
     /// Capture the iterations in a graph and launch it this many times, after all ranks have met; 0
     /// for no graph.

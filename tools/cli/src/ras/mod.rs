@@ -120,6 +120,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         processes = look();
     }
     let here = processes.len();
+    let runs = |pid: &u32| Path::new(PROC).join(pid.to_string()).exists();
+    if let (Some(pid), true) = (options.pid.iter().find(|pid| !runs(pid)), options.from.is_empty())
+    {
+        return Err(Error::Options(format!("--pid {pid}: there is no such process on this host")));
+    }
     let addresses: HashSet<_> = processes.iter().map(|process| process.address.clone()).collect();
     answers.retain(|of| is_wanted(of.pid) || !addresses.contains(&of.address));
     add(&mut processes, answers);
