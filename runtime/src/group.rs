@@ -557,7 +557,12 @@ impl Exchange {
         };
         let (sent, received) = (own(true), own(false));
         if sent != received {
-            let what = format!("rank {rank} sends {sent:?} to itself and receives {received:?}");
+            let list = |of: Vec<String>| match of.is_empty() {
+                true => "nothing".to_owned(),
+                false => of.join(", "),
+            };
+            let (sent, received) = (list(sent), list(received));
+            let what = format!("rank {rank} sends to itself {sent}, and receives {received}");
             let hint = "a send to itself needs an equal receive in the same group";
             return Err(Error::usage(what, hint));
         }

@@ -32,6 +32,7 @@ int main(void) {
   OK(ncclGroupStart());
   OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
   CHECK(ncclAllReduce(data, data, 256, (ncclDataType_t)99, ncclSum, comm, stream), ncclInvalidArgument);
+  CHECK(ncclCommDestroy(comm), ncclInvalidUsage);
   CHECK(ncclGroupEnd(), ncclInvalidArgument);
   /* A group that is only simulated. */
   ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
@@ -68,11 +69,11 @@ int main(void) {
   sem_post(&released);
   oxcclStreamSynchronize(stream, -1);
 
-  /* A communicator that ends within a group of its calls. */
+  /* A communicator that is aborted within a group of its calls. */
   OK(ncclCommInitAll(&comm, 1, &device));
   OK(ncclGroupStart());
   OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
-  OK(ncclCommDestroy(comm));
+  OK(ncclCommAbort(comm));
   ncclGroupEnd();
   oxcclStreamSynchronize(stream, -1);
   OK(oxcclStreamDestroy(stream));

@@ -172,7 +172,10 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
             return Err(Error::Init { why });
         }
         if deadline.passed() {
-            let late = || Error::system(dial.why(), "the time for it is over", UNREACHABLE);
+            let late = || {
+                let cause = "the time for it is over".to_owned();
+                Error::Local { call: dial.why(), cause, hint: UNREACHABLE }
+            };
             return Err(deadline.error(late));
         }
         dial.wait_for_event(deadline.slice(), now);

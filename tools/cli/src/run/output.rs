@@ -21,8 +21,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 
-/// The time after which a line that is not complete is shown, as it may be a question.
+/// The time after which a line that is not complete is shown: on a terminal, as it may be a
+/// question, and elsewhere, where programs write lines in pieces.
 const QUESTION_MS: u64 = 100;
+const PIECES_MS: u64 = 1000;
 /// The time for which output is awaited once all ranks have ended: what they have started may keep
 /// their output open.
 const AFTERWARDS_MS: u64 = 200;
@@ -186,8 +188,7 @@ impl Lines {
         loop {
             let open: Vec<usize> =
                 (0..self.streams.len()).filter(|&i| self.streams[i].from.is_some()).collect();
-            let waits = self.streams.iter().any(|stream| !stream.line.is_empty());
-            let ready = match self.wait(&open, (!over).then_some(ended), waits, over) {
+            let ready = match self.wait(&open, (!over).then_some(ended), over) {
                 Ok(ready) => ready,
                 Err(Errno::INTR) => continue,
                 Err(_) => return,
@@ -206,15 +207,15 @@ impl Lines {
         &self,
         open: &[usize],
         ended: Option<&OwnedFd>,
-        waits: bool,
         over: bool,
     ) -> rustix::io::Result<Ready> {
-        let limit_ms = match (over, waits) {
-            (true, _) => Some(AFTERWARDS_MS),
-            (false, true) => Some(QUESTION_MS),
-            (false, false) => None,
-        };
-        let limit = limit_ms.map(|ms| Timespec { tv_sec: 0, tv_nsec: (ms * 1_000_000) as i64 });
+        let begun = self.streams.iter().filter(|stream| !stream.line.is_empty());
+        let shown_ms = |of: &Stream| if of.target.is_terminal() { QUESTION_MS } else { PIECES_MS };
+        let limit_ms = if over { Some(AFTERWARDS_MS) } else { begun.map(shown_ms).min() };
+        let limit = limit_ms.map(|ms| Timespec {
+            tv_sec: (ms / 1000) as i64,
+            tv_nsec: (ms % 1000 * 1_000_000) as i64,
+        });
         let ends = open.iter().filter_map(|&i| self.streams[i].from.as_ref());
         let fds = ends.chain(ended).map(|end| PollFd::new(end, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = fds.collect();
