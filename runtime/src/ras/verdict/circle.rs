@@ -136,7 +136,7 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
 /// The kinds of circles, which have different reasons.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Circle {
-    /// What the ranks wait for has been sent.
+    /// Ranks wait for data that others have sent.
     Lost,
     /// Messages that are called one after the other.
     Messages,
