@@ -20,6 +20,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The longest time until all ranks stand still, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// The causes that are told of ranks that come late.
+const LATE: [Cause; 5] =
+    [Cause::NotJoined, Cause::NotCalled, Cause::NotBegun, Cause::Inside, Cause::Unseen];
+
 /// Starts ranks that come to a standstill, and returns their process ids.
 fn start(nranks: u32, started: u32, arguments: &[String]) -> (Job, Vec<u32>) {
     start_with_limit(nranks, started, arguments, "")
@@ -41,13 +45,13 @@ fn start_with_limit(
 }
 
 /// Waits until there is one verdict on some processes of this machine, of a kind and on some ranks,
-/// and returns it with what the processes record. On a busy machine, ranks that come late for want
-/// of a processor are named before, or beside the one at fault.
+/// and returns it with what the processes record.
 fn diagnose(pids: &[u32], cause: Cause, ranks: &[u32]) -> (Verdict, Vec<Process>) {
     diagnose_until(pids, |of| (of.cause, &sorted(&of.ranks)[..]) == (cause, ranks))
 }
 
-/// The same, until the only verdict is as it should be.
+/// The same, until the only verdict is as it should be. On a busy machine, ranks that come late for
+/// want of a processor are named before, or beside the one at fault; but no other cause is told.
 fn diagnose_until(pids: &[u32], is: impl Fn(&Verdict) -> bool) -> (Verdict, Vec<Process>) {
     diagnose_within(pids, Patience::default(), is)
 }
@@ -70,6 +74,8 @@ fn diagnose_within(
             assert!(waited(&all) <= WITHIN, "{verdict:?} on {all:#?}");
             return (verdict.clone(), all);
         }
+        let wrong = found.iter().find(|of| !is(of) && !LATE.contains(&of.cause));
+        assert!(wrong.is_none(), "{wrong:#?} on {all:#?}");
         assert!(start.elapsed() < LIMIT, "{found:#?} on {all:#?}");
         std::thread::sleep(PAUSE);
     }

@@ -2,14 +2,16 @@
 
 use oxccl_tests::job::{Job, wait_until};
 use oxccl_tests::missing;
-use oxccl_tests::network::{HIDDEN, can_hide};
+use oxccl_tests::network::{HIDDEN, apart, can_hide};
 use oxccl_tests::sequence::Random;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
+use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Result, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -436,7 +438,9 @@ fn the_ranks_of_other_hosts_are_told_or_missing_in_time() {
         let document: Value = serde_json::from_str(&report).expect("JSON");
         check(&report, &document);
         let comm = &document["communicators"][0];
-        if let Some(rank) = list(comm, "missing_ranks").iter().find(|rank| rank["rank"] == 1) {
+        if let [rank] = &list(comm, "missing_ranks")[..]
+            && rank["rank"] == 1
+        {
             assert_eq!((&rank["pid"], &rank["cuda_dev"]), (&1.into(), &1.into()));
             assert_eq!(rank["status"]["unresponsive"], true);
             if rank["status"]["considered_dead"] != true {
@@ -450,7 +454,7 @@ fn the_ranks_of_other_hosts_are_told_or_missing_in_time() {
             );
             break;
         }
-        // It has answered before it was stopped.
+        // It has answered before it was stopped, or rank 2 has not got a processor in time.
         assert!(start.elapsed() < LIMIT, "{report}");
     }
     end(job, 3);
@@ -478,6 +482,69 @@ fn ranks_of_a_running_job_count_the_same_on_several_hosts() {
         counts.len() == 2 && counts[0] > Some(3) && counts[0] == counts[1]
     });
     end(job, 2);
+}
+
+/// Questions go from process to process: those that died are no hindrance to the rest.
+#[test]
+fn who_lives_is_asked_around_those_that_died() {
+    if !can_hide() {
+        return;
+    }
+    let ports: [Port; 6] = std::array::from_fn(|_| Port::new());
+    let mut job = Job::start(Path::new("unshare"), 6, LIFE, |rank, command| {
+        command.args(HIDDEN).arg(RANK).args(["stuck", "cut", "0", "3", "0"]);
+        command.env("NCCL_HOSTID", format!("host {rank}"));
+        command.env("NCCL_RAS_ADDR", ports[rank as usize].address.to_string());
+    });
+    job.wait_until_running(6);
+    // Both neighbours of rank 2.
+    for rank in [1, 3] {
+        let process = only_child(job.child(rank).id());
+        kill_process(process, Signal::KILL).expect("it can be killed");
+    }
+    for asked in [0, 2, 4, 5] {
+        let document = ask_until(&ports[asked], |document| {
+            let [comm] = &list(document, "communicators")[..] else { return false };
+            let numbers = |key: &str| {
+                let ranks = list(comm, key).iter().map(|rank| rank["rank"].as_u64());
+                ranks.collect::<Option<Vec<_>>>().expect("numbers")
+            };
+            (numbers("ranks"), numbers("missing_ranks")) == (vec![0, 2, 4, 5], vec![1, 3])
+        });
+        let missing = list(&document["communicators"][0], "missing_ranks");
+        assert!(missing.iter().all(|rank| rank["status"]["considered_dead"] == true), "{document}");
+    }
+    end(job, 6);
+}
+
+#[test]
+fn the_service_has_nccls_address_where_nobody_says_another_one() {
+    apart("the_service_has_nccls_address_where_nobody_says_another_one", 1, |network| {
+        let mut job = Job::start(Path::new(RANK), 2, LIFE, |_, command| {
+            network.enter(command, 0).args(["stuck", "skip", "1", "3", "0"]);
+            command.env_remove("NCCL_RAS_ADDR");
+        });
+        job.wait_until_running(2);
+        let space = File::open(network.space(0)).expect("a namespace");
+        // As a process of that host asks, by either family of addresses.
+        let ask = |address: &str| {
+            move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
+            let mut stream = Port::prepared(TcpStream::connect(address)?)?;
+            stream.write_all(b"SET FORMAT json\nSTATUS\n")?;
+            let mut report = String::new();
+            stream.read_to_string(&mut report)?;
+            Ok::<_, std::io::Error>(report)
+        };
+        for address in ["127.0.0.1:28028", "[::1]:28028"] {
+            let report = std::thread::scope(|scope| scope.spawn(|| ask(address)).join());
+            let report = report.expect("no panic").expect("a report");
+            let report = report.strip_prefix("OK\n").expect("an answer");
+            let document = serde_json::from_str(report).expect("JSON");
+            check(report, &document);
+            assert_eq!(document["communicators"][0]["ranks_count"], 2);
+        }
+        end(job, 2);
+    });
 }
 
 /// Returns the only child of a process.

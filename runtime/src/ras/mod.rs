@@ -1,5 +1,6 @@
 //! Answers to the question why a job does not move: what all ranks record, put together.
 
+pub mod clocks;
 pub mod job;
 pub mod nccl;
 pub mod service;

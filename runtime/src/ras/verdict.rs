@@ -2,13 +2,14 @@
 
 mod circle;
 mod making;
+mod slow;
 mod unseen;
 
 use super::job::{Comm, Member, communicators};
 use crate::recorder::read::{Process, ProcessState};
 use crate::recorder::{KernelCollective, Kind, Source, Stage};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 /// The kind of a cause.
@@ -83,11 +84,6 @@ impl Default for Patience {
 const LEAST_WAIT_NS: u64 = 125_000_000;
 /// The least step of a host's time of day that is worth a word.
 const CLOCK_STEP_NS: u64 = 1_000_000_000;
-/// The least number of collectives from which it is concluded that a rank is slow, the least share
-/// of them to which it is the last to come, and the least time by which it is late on average.
-const SLOW_CALLS: usize = 16;
-const SLOW_SHARE: f64 = 0.75;
-const SLOW_LATE_NS: u64 = 1_000_000;
 
 /// Returns what holds a job up, as far as its processes tell: the causes, not their effects.
 pub fn verdicts(processes: &[Process], patience: Patience) -> Vec<Verdict> {
@@ -96,7 +92,7 @@ pub fn verdicts(processes: &[Process], patience: Patience) -> Vec<Verdict> {
     comms.iter().for_each(|comm| found.extend(failed(comm)));
     comms.iter().for_each(|comm| found.extend(making::held_up(comm, &comms, patience)));
     found.extend(standstill(&comms, patience));
-    comms.iter().for_each(|comm| found.extend(slow(comm)));
+    found.extend(slow::slow(processes, &comms));
     found.extend(clocks(processes));
     found
 }
@@ -544,52 +540,6 @@ fn last_call(member: &Member<'_>) -> String {
         }
     }
     text
-}
-
-/// Returns the ranks that come late to most of the latest collectives. Ranks of different hosts are
-/// not compared, as their clocks may differ.
-fn slow(comm: &Comm<'_>) -> Vec<Verdict> {
-    let mut hosts: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
-    for member in &comm.members {
-        hosts.entry(&member.process.host).or_default().push(*member);
-    }
-    hosts.values().filter_map(|members| slow_among(comm, members)).collect()
-}
-
-/// Returns the rank of a host that comes late to most of the latest collectives.
-fn slow_among(comm: &Comm<'_>, members: &[Member<'_>]) -> Option<Verdict> {
-    let (first, rest) = members.split_first()?;
-    let mut late: Vec<(u32, usize, u64)> =
-        members.iter().map(|member| (member.rank.rank, 0, 0)).collect();
-    let mut calls = 0;
-    let collectives = first.rank.operations.iter().filter(|op| op.kind == Kind::Collective);
-    let on_gpu = first.rank.gpu.is_some();
-    for op in collectives.filter(|op| on_gpu || op.number < first.rank.finished) {
-        let same = |m: &Member<'_>| m.collective(op.of_kind).map(|op| op.called_ns);
-        let Some(others) = rest.iter().map(same).collect::<Option<Vec<_>>>() else { continue };
-        let times = || std::iter::once(op.called_ns).chain(others.iter().copied());
-        let (Some(begin), Some(end)) = (times().min(), times().max()) else { continue };
-        calls += 1;
-        for ((_, last, sum), time) in late.iter_mut().zip(times()) {
-            *last += usize::from(time == end && end > begin);
-            *sum = u64::saturating_add(*sum, time - begin);
-        }
-    }
-    let (rank, last, sum) = late.into_iter().max_by_key(|(_, _, sum)| *sum)?;
-    let (share, mean_ns) = (last as f64 / calls.max(1) as f64, sum / calls.max(1) as u64);
-    if calls < SLOW_CALLS || share < SLOW_SHARE || mean_ns < SLOW_LATE_NS || rest.is_empty() {
-        return None;
-    }
-    let member = comm.member(rank)?;
-    let text = format!(
-        "rank {rank} of {} comes last to {:.0} % of the last {calls} collectives, on average {} after \
-         the first one: {}; look at what it does between them",
-        comm.title(),
-        share * 100.0,
-        span(mean_ns),
-        member.place()
-    );
-    Some(Verdict { cause: Cause::Slow, comm: comm.number, ranks: vec![rank], text })
 }
 
 /// Returns the hosts whose time of day was set.

@@ -1,11 +1,41 @@
 //! Jobs for the tests of the reports.
 
 use super::{Known, Peer, Place, Survey, peers};
+use crate::op::descriptor::Descriptor;
 use crate::ras::verdict::{Cause, Verdict};
-use crate::recorder::read::{Failure, Process, ProcessState, RankReport};
-use crate::recorder::{Source, Stage};
+use crate::recorder::read::{Failure, OperationReport, Process, ProcessState, RankReport};
+use crate::recorder::{Kind, Source, Stage};
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
 const HOST: &str = "172.16.64.245";
+
+/// An all-reduce of so many floats.
+pub(in crate::ras) fn descriptor(count: u64) -> Descriptor {
+    let spec = Spec::new(Collective::AllReduce, 2, 0);
+    Descriptor::collective(&spec, DataType::Float32, ReduceOp::Sum, false, count)
+}
+
+/// A collective of so many elements that was called at a time.
+pub(in crate::ras) fn call(number: u64, count: u64, called_ns: u64) -> OperationReport {
+    OperationReport {
+        number,
+        kind: Kind::Collective,
+        of_kind: number,
+        what: descriptor(count).to_string(),
+        plan: descriptor(count).plans(),
+        carrier: None,
+        bytes: 4 * count,
+        peer: None,
+        sends: None,
+        transfers: 0,
+        stream: 1,
+        tag: 0,
+        called_ns,
+        begun_ns: Some(called_ns),
+        ended_ns: None,
+        descriptor: descriptor(count),
+    }
+}
 
 /// A rank that has called 5 broadcasts and so many reductions to all.
 pub(in crate::ras) fn rank(comm: u64, number: u32, nranks: u32, all_reduces: u64) -> RankReport {

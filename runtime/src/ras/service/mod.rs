@@ -79,10 +79,15 @@ fn say_refused(error: &std::io::Error) {
     log::line(Level::Info, Subsystem::Ras, &line);
 }
 
+/// Returns the factor of time limits.
+fn factor(config: &Config) -> u32 {
+    u32::try_from(config.ras_timeout_factor).unwrap_or(u32::MAX).max(1)
+}
+
 /// Listens, which may wait for the name of an address to be found, and serves clients from then on.
 fn serve() {
     let config = Config::get();
-    let factor = u32::try_from(config.ras_timeout_factor).unwrap_or(u32::MAX).max(1);
+    let factor = factor(config);
     let listened = listen::listen(&config.ras_addr)
         .and_then(|(listeners, at)| Ok((Service::new(listeners, inquiry::listen()?, factor), at)));
     match listened {
@@ -368,6 +373,13 @@ mod tests {
 
     #[test]
     fn limits_are_longer_by_the_factor() {
+        let of_variable = |text: Option<&str>| {
+            let lookup =
+                |name: &str| text.filter(|_| name == "NCCL_RAS_TIMEOUT_FACTOR").map(str::to_owned);
+            factor(&Config::from_lookup(lookup))
+        };
+        let factors = [None, Some("0"), Some("3"), Some("99999999999")].map(of_variable);
+        assert_eq!(factors, [1, 1, 3, u32::MAX]);
         let listener: &'static TcpListener =
             Box::leak(Box::new(TcpListener::bind("127.0.0.1:0").unwrap()));
         listener.set_nonblocking(true).unwrap();

@@ -3,43 +3,13 @@
 mod circles;
 
 use super::*;
-use crate::op::descriptor::Descriptor;
+use crate::ras::nccl::samples::{call, descriptor};
 use crate::recorder::KernelCollective;
-use crate::recorder::read::{
-    Awaited, Failure, KernelReport, OperationReport, RankReport, Unanswered,
-};
-use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use crate::recorder::read::{Awaited, Failure, KernelReport, RankReport, Unanswered};
 
 const SECOND: u64 = 1_000_000_000;
 /// The time at which all processes are read.
 const NOW: u64 = 1000 * SECOND;
-
-fn descriptor(count: u64) -> Descriptor {
-    let spec = Spec::new(Collective::AllReduce, 2, 0);
-    Descriptor::collective(&spec, DataType::Float32, ReduceOp::Sum, false, count)
-}
-
-/// A collective of so many elements that was called at a time.
-fn call(number: u64, count: u64, called_ns: u64) -> OperationReport {
-    OperationReport {
-        number,
-        kind: Kind::Collective,
-        of_kind: number,
-        what: descriptor(count).to_string(),
-        plan: descriptor(count).plans(),
-        carrier: None,
-        bytes: 4 * count,
-        peer: None,
-        sends: None,
-        transfers: 0,
-        stream: 1,
-        tag: 0,
-        called_ns,
-        begun_ns: Some(called_ns),
-        ended_ns: None,
-        descriptor: descriptor(count),
-    }
-}
 
 /// A rank with so many calls of 5 elements, of which so many are done, and the peer for which the
 /// next one has waited for 3 s.
@@ -290,20 +260,36 @@ fn a_circle_is_told_beside_what_holds_others_up() {
 }
 
 #[test]
-fn ranks_are_late_only_beside_others_of_their_host() {
-    let late = |number: u32, late_ns: u64, host: &str| {
+fn ranks_are_late_beside_those_of_other_hosts_if_their_clocks_can_be_compared() {
+    const MS: u64 = 1_000_000;
+    // Calls take so long from when the last rank comes.
+    let late = |number: u32, (late_ms, host, ahead_ms): (u64, &str, u64), takes: Option<u64>| {
         let mut rank = rank(number, 40, 40, None);
         for (n, op) in (0..).zip(&mut rank.operations) {
-            op.called_ns = NOW - 100 * SECOND + n * SECOND + late_ns;
+            let time = NOW - 100 * SECOND + n * SECOND + ahead_ms * MS;
+            op.called_ns = time + late_ms * MS;
+            op.begun_ns = Some(op.called_ns);
+            op.ended_ns = takes.map(|takes| time + (5 + takes) * MS);
         }
         Process { host: host.to_owned(), ..process(number + 1, vec![rank]) }
     };
-    let slow = |hosts: [&str; 2]| found(&[late(0, 0, hosts[0]), late(1, 5_000_000, hosts[1])]);
-    let told = slow(["a", "a"]);
-    let [verdict] = &told[..] else { panic!("{told:#?}") };
+    let slow = |host: &str, ahead_ms: u64, takes: Option<u64>| {
+        let all = [late(0, (0, "a", 0), takes), late(1, (5, host, ahead_ms), takes)];
+        let found = found(&all);
+        found.into_iter().map(|verdict| (verdict.cause, verdict.ranks)).collect::<Vec<_>>()
+    };
+    let named = [(Cause::Slow, vec![1])];
+    assert_eq!(slow("a", 0, None), named);
+    assert_eq!(slow("b", 0, None), [], "the clocks of two hosts may differ by so much");
+    assert_eq!(slow("b", 0, Some(1)), named);
+    assert_eq!(slow("b", 3000, Some(1)), named);
+    assert_eq!(slow("b", 0, Some(5)), [], "within the error");
+    // Who is the only slow one on its host is named for that.
+    let third = late(2, (0, "b", 3000), Some(1));
+    let all = [late(0, (0, "a", 0), Some(1)), late(1, (5, "b", 3000), Some(1)), third];
+    let found = found(&all);
+    let [verdict] = &found[..] else { panic!("{found:#?}") };
     assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Slow, &[1][..]));
-    // The clocks of two hosts may differ by so much.
-    assert_eq!(slow(["a", "b"]), []);
 }
 
 #[test]

@@ -112,7 +112,8 @@ fn member(options: &Options, launch: &Launch, libraries: u32) -> Result<ExitCode
     let device = Device::find(options, &api, own.rank)?;
     let everyone = Control::new(launch)?;
     let control = everyone.split(library)?;
-    let team = Team::new((options, &own), &control, device, api)?;
+    let of_library = options.of_library(library);
+    let team = Team::new((&of_library, &own), &control, device, api)?;
     let setting = Setting::new(options, device, team.nranks())?;
     let mut team = Some(team);
     let mut players = Vec::new();

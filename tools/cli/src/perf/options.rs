@@ -246,6 +246,11 @@ pub(crate) struct Options {
     /// own, and print the ratio of its times to those of the first library.
     #[arg(long, value_name = "PATH")]
     pub(crate) vs: Option<String>,
+    /// Buffers of the library of --vs, as -R numbers them, where they are to be others: what each
+    /// library is fastest with.
+    #[arg(long, requires = "vs", value_name = "LOCAL_REGISTER",
+          value_parser = clap::value_parser!(u32).range(0..=2))]
+    pub(crate) vs_register: Option<u32>,
     /// Have every two ranks exchange data alone, pair after pair, of the smallest and the largest
     /// size, and print the times and bandwidths as tables; with --plot as a picture.
     #[arg(long, conflicts_with_all = ["vs", "tune", "compare"])]
@@ -286,6 +291,12 @@ impl Options {
         Err(format!(
             "-b {least} is more than -e {most}: expected a smallest size up to the largest"
         ))
+    }
+
+    /// Returns the options for one of the libraries: the first one, or that of `--vs`.
+    pub(crate) fn of_library(&self, library: u32) -> Self {
+        let register = self.vs_register.filter(|_| library > 0).unwrap_or(self.register);
+        Self { register, ..self.clone() }
     }
 
     /// Returns the sizes to measure.

@@ -246,6 +246,7 @@ mod tests {
             device_name: "a GPU <&>".to_owned(),
             ranks: 2,
             memory: 0,
+            vs_memory: None,
             graph: 20,
         };
         let file = tempfile::NamedTempFile::new().expect("a file");

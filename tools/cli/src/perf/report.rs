@@ -1,6 +1,6 @@
 //! The results: the table of nccl-tests, JSON and the plot.
 
-use super::buffer::Memory;
+use super::buffer::{Device, Memory};
 use super::measure::{Player, Setting};
 use super::options::{Kind, Options};
 use super::plot;
@@ -36,6 +36,9 @@ pub(super) struct Head {
     pub(super) ranks: u32,
     /// The buffers, as `-R` numbers them.
     pub(super) memory: u32,
+    /// Those of the library of `--vs`, if they are others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) vs_memory: Option<u32>,
     /// The launches of each graph; 0 without graphs.
     pub(super) graph: u32,
 }
@@ -149,31 +152,39 @@ impl<'a> Report<'a> {
             device_name: setting.device_name.clone(),
             ranks: setting.nranks,
             memory: options.register,
+            vs_memory: options.vs_register,
             graph: options.graph,
         };
         let json = options.json.as_deref().filter(|_| leader);
         let json = json.map(|path| Document::new(path, &head)).transpose()?;
         let report = Self { options, head, leader, rows: Vec::new(), json, working: false };
-        report.introduce(Memory::wanted(options, setting.device));
+        report.introduce(setting.device);
         Ok(report)
     }
 
     /// Prints what is measured, and with what.
-    fn introduce(&self, memory: Memory) {
-        let memory = match (memory, self.options.register) {
-            (Memory::Malloc, _) => "malloc",
-            (Memory::Driver, _) => "cuMemAlloc",
-            (Memory::Library, 2) => "ncclMemAlloc, in windows",
-            (Memory::Library, _) => "ncclMemAlloc",
+    fn introduce(&self, of: Device) {
+        let memory = |library: u32| {
+            let options = self.options.of_library(library);
+            match (Memory::wanted(&options, of), options.register) {
+                (Memory::Malloc, _) => "malloc",
+                (Memory::Driver, _) => "cuMemAlloc",
+                (Memory::Library, 2) => "ncclMemAlloc, in windows",
+                (Memory::Library, _) => "ncclMemAlloc",
+            }
         };
+        let (first, other) = (memory(0), memory(1));
         let Head { device, ranks, launcher, .. } = &self.head;
         self.say(format_args!(
-            "# device: {device}, memory from {memory}; {ranks} ranks by {launcher}"
+            "# device: {device}, memory from {first}; {ranks} ranks by {launcher}"
         ));
         if let [first, last] = &self.head.libraries[..] {
             let names = [&first.lib, &first.version, &last.lib, &last.version];
             let [first, its_version, last, version] = names;
             self.say(format_args!("# {first} {its_version} beside {last} {version}"));
+            if self.options.vs_register.is_some() {
+                self.say(format_args!("# memory of {last} from {other}"));
+            }
         }
     }
 

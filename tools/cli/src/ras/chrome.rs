@@ -1,7 +1,7 @@
 //! Trace events, as Perfetto and Chrome show them.
 
-use super::clocks;
 use super::flight::state;
+use oxccl_runtime::ras::clocks::clocks;
 use oxccl_runtime::recorder::Kind;
 use oxccl_runtime::recorder::read::{KernelReport, OperationReport, Process, RankReport};
 use serde_json::{Value, json};
@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 /// Returns the operations of all ranks as trace events on the time axis of the time of day of the
 /// first process: a process for each process, a thread for each rank of a communicator in it.
 pub(super) fn events(processes: &[Process]) -> String {
-    let ahead_ns = clocks::ahead_ns(processes);
     let mut events = Vec::new();
-    for ((number, process), ahead_ns) in (1u64..).zip(processes).zip(ahead_ns) {
+    for ((number, process), clock) in (1u64..).zip(processes).zip(clocks(processes)) {
         let first = events.len();
         let name = format!("{} {} ({})", process.host, process.pid, process.command);
         events.push(meta("process_name", number, 0, &name));
@@ -29,8 +28,8 @@ pub(super) fn events(processes: &[Process]) -> String {
                 events.extend(rank.kernels.iter().map(|run| kernel(process, run, row)));
             }
         }
-        if ahead_ns != 0 {
-            events[first..].iter_mut().for_each(|event| set_back(event, ahead_ns));
+        if clock.ahead_ns != 0 {
+            events[first..].iter_mut().for_each(|event| set_back(event, clock.ahead_ns));
         }
     }
     json!({ "displayTimeUnit": "ns", "traceEvents": events }).to_string()

@@ -1,7 +1,6 @@
 //! `oxccl ras`: what the ranks on this machine do, and why a job does not move.
 
 mod chrome;
-mod clocks;
 mod elsewhere;
 mod flight;
 mod network;

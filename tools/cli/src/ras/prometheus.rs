@@ -136,3 +136,31 @@ pub(super) fn metrics(processes: &[Process]) -> String {
 fn escaped(text: &str) -> String {
     text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample;
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_failed_communicator_and_a_kernel_that_waits_are_counted() {
+        let waiting = json!({
+            "number": null, "collective": null, "peer": 1, "step": null, "since_ns": 4_000_000_000u64,
+            "looked_ns": 6_000_000_000u64,
+        });
+        let waits = sample::on_gpu("collective", (1000, 6_500_000_000), &json!([]), &waiting);
+        let mut failed = waits.clone();
+        failed.ranks[0].stage = Stage::Failed;
+        failed.ranks[0].waiting = None;
+        failed.ranks[0].name = "a \"b\"".to_owned();
+        let text = metrics(&[waits, failed]);
+        let values = |name: &str| {
+            let lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+            lines.filter_map(|line| line.rsplit(' ').next()).collect::<Vec<_>>()
+        };
+        assert_eq!(values("oxccl_failed"), ["0", "1"], "{text}");
+        assert_eq!(values("oxccl_waiting_seconds"), ["2.5", "0"], "{text}");
+        assert!(text.contains(r#",name="a \"b\"",rank="0""#), "{text}");
+    }
+}
