@@ -30,6 +30,12 @@ pub fn found() -> Result<Vec<Interface>> {
     Ok(found.into_iter().map(interface).collect())
 }
 
+/// Returns the name of the interface of this machine that has an address; `None` if none has.
+pub fn name_of(ip: IpAddr) -> Option<String> {
+    let found = found().ok()?;
+    found.into_iter().find(|interface| interface.address.ip() == ip).map(|interface| interface.name)
+}
+
 /// Returns the interfaces that the two variables admit, the best first: `ib*`, others, `docker*`,
 /// loopback, `virbr*`.
 pub fn admitted(interfaces: &[Interface], ifname: &str, family: &str) -> Vec<Interface> {

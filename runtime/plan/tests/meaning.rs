@@ -4,7 +4,7 @@
 use oxccl_plan::carrier::{Carrier, Packets};
 use oxccl_plan::cost::CostModel;
 use oxccl_plan::ir::{Capacity, UserMemory};
-use oxccl_plan::select::{self, Policy, Route, Topology};
+use oxccl_plan::select::{self, Memory, Policy, Route, Topology};
 use oxccl_plan::{
     Algorithm, Collective, DataType, Geometry, Plan, ReduceOp, Spec, arith, explain, reference,
     simulate,
@@ -119,24 +119,68 @@ fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
     }
 }
 
+/// Ranks of one host in host memory.
+const DIRECT: Topology = Topology {
+    team: 1,
+    push: false,
+    remote_reads: false,
+    direct: true,
+    edges: true,
+    lines: false,
+    switch: false,
+    mapped_from_bytes: 0,
+    scratch: true,
+    packets: Packets::Lines { published_bytes: 16 << 10 },
+    engine_bytes: u64::MAX,
+    model: CostModel::SHARED_MEMORY,
+};
+/// Ranks on hosts of their own.
+const NETWORK: Topology =
+    Topology { direct: false, model: CostModel::TCP, packets: Packets::Nowhere, ..DIRECT };
+
+#[test]
+fn explanations_have_the_times_by_which_plans_are_chosen() {
+    let remote = Topology { remote_reads: true, ..DIRECT };
+    for (topology, bytes) in [DIRECT, remote, NETWORK]
+        .iter()
+        .flat_map(|topology| [1, 1 << 10, 1 << 20, 1 << 30].map(|bytes| (topology, bytes)))
+    {
+        for collective in Collective::ALL {
+            let spec = Spec::new(collective, 4, 1);
+            let chosen = select::choose(spec, bytes, topology, Policy::default()).unwrap();
+            let plan = chosen.any_memory.plan;
+            let text = explain::table(spec, bytes, topology, Policy::default());
+            let rows = text.lines().skip_while(|line| *line != " any memory:").skip(1);
+            let rows: Vec<_> = rows.take_while(|line| line.starts_with("  ")).collect();
+            assert!(
+                rows[0].contains(plan.algorithm.name()) && rows[0].ends_with("chosen"),
+                "{text}"
+            );
+            let before = |line: &str, word: &str| -> Option<f64> {
+                line.split_once(word)?.0.split_whitespace().next_back()?.parse().ok()
+            };
+            let costs: Vec<f64> = rows.iter().filter_map(|row| before(row, " us")).collect();
+            assert!(costs.len() == rows.len() && costs.is_sorted(), "{text}");
+            let cost_us = select::cost_us(&plan, bytes, topology, Memory::Any);
+            assert!((costs[0] - cost_us).abs() < 0.01, "{cost_us} is chosen: {text}");
+            // What is said of each plan adds up to its time.
+            let reasons = explain::reasons(spec, bytes, topology, Policy::default());
+            let parts = reasons.lines().filter_map(|line| {
+                let fixed_us = before(line, " us for any size + ")?;
+                Some(fixed_us + before(line.split_once(" + ")?.1, " us")?)
+            });
+            let parts: Vec<f64> = parts.take(costs.len()).collect();
+            assert_eq!(parts.len(), costs.len(), "{reasons}");
+            for (part, cost) in parts.iter().zip(&costs) {
+                assert!((part - cost).abs() < 0.02, "{part} for {cost}: {reasons}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_choice_is_right_at_the_ends_and_explained() {
-    let direct = Topology {
-        team: 1,
-        push: false,
-        remote_reads: false,
-        direct: true,
-        edges: true,
-        lines: false,
-        switch: false,
-        mapped_from_bytes: 0,
-        scratch: true,
-        packets: Packets::Lines { published_bytes: 16 << 10 },
-        engine_bytes: u64::MAX,
-        model: CostModel::SHARED_MEMORY,
-    };
-    let (model, packets) = (CostModel::TCP, Packets::Nowhere);
-    let network = Topology { direct: false, model, packets, ..direct };
+    let (direct, network) = (DIRECT, NETWORK);
     let spec = Spec::new(Collective::AllReduce, 8, 0);
     let small = select::choose(spec, 8, &direct, Policy::default()).unwrap();
     assert_eq!((small.any_memory.plan.algorithm, small.mapped), (Algorithm::OneShot, None));

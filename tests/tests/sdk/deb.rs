@@ -47,6 +47,8 @@ fn packages_are_installed_used_and_removed() {
     succeed(dpkg(&root).arg("--install").args(&files));
     let text = succeed(dpkg(&root).args(["--status", "liboxccl-dev"]));
     assert!(text.contains("Depends: liboxccl2 (= ") && text.contains("libc6 (>= 2."), "{text}");
+    let text = succeed(dpkg(&root).args(["--status", "oxccl-nccl-compat"]));
+    assert!(text.contains("Depends: liboxccl2 (= ") && !text.contains("-dev"), "{text}");
     let usr = root.join("usr");
     let libraries = libraries(&usr);
     assert!(libraries.ends_with(format!("{}-linux-gnu", std::env::consts::ARCH)), "{libraries:?}");

@@ -3,6 +3,7 @@
 use oxccl_tests::job::bind_to_parent;
 use oxccl_tests::missing;
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::collections::HashSet;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -417,22 +418,34 @@ fn a_line_tells_of_each_communicator_and_rank() {
         let text = String::from_utf8_lossy(&[text.stdout, text.stderr].concat()).into_owned();
         let line = |rank| format!(": rank {rank} of 2, hosts ");
         let of = |rank| text.lines().filter(|l| l.contains(&line(rank))).count();
-        let lines: Vec<String> = text
-            .lines()
-            .filter_map(|line| line.split_once("OXCCL INFO communicator "))
-            .map(|(_, line)| line.to_owned())
-            .collect();
+        let told = text.lines().filter_map(|line| line.split_once(" OXCCL INFO communicator "));
+        let lines: Vec<String> = told.clone().map(|(_, line)| line.to_owned()).collect();
         assert!(of(0) > 0 && of(0) == of(1) && of(0) + of(1) == lines.len(), "{text}");
+        // One line for each: the number of the communicator and the rank are told once.
+        let first = |line: &str| line.split(',').next().map(str::to_owned);
+        let distinct: HashSet<_> = lines.iter().map(|line| first(line)).collect();
+        assert_eq!(distinct.len(), lines.len(), "{text}");
+        for (prefix, line) in told {
+            let rank = line.split(' ').nth(2).expect("a rank");
+            assert!(prefix.ends_with(&format!(", rank {rank}]")), "{prefix} before {line}");
+        }
         lines
     };
     for line in lines(&mut command) {
         let (number, told) = line.split_once(": rank ").expect("a rank");
         assert!(u64::from_str_radix(number, 16).is_ok(), "{line}");
         let by = "hosts 1, host memory, by packets, stage, in place, ";
-        assert!(told.contains(by) && told.contains("edges; ") && told.ends_with(" ms"), "{line}");
+        assert!(told.contains(by) && told.ends_with(" ms"), "{line}");
+        let (_, made) = told.split_once("edges; ").expect("the last way");
+        let (kib, _) = made.split_once(" KiB, made in ").expect("memory");
+        assert!(kib.parse::<u64>().is_ok(), "{line}");
     }
     for line in lines(command.env("OXCCL_RANKS_PER_NODE", "1")) {
-        assert!(line.contains("hosts 2, host memory, by edges, Socket "), "{line}");
+        let (_, net) = line.split_once("hosts 2, host memory, by edges, Socket ").expect("TCP");
+        let (interface, rest) = net.split_once(" (").expect("an address");
+        let (address, _) = rest.split_once(") between hosts; ").expect("an end");
+        assert!(address.parse::<std::net::IpAddr>().is_ok(), "{line}");
+        assert!(Path::new("/sys/class/net").join(interface).exists(), "{line}");
     }
 }
 

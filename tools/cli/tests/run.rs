@@ -188,6 +188,14 @@ fn ranks_do_not_wait_for_one_whose_process_has_ended() {
 }
 
 #[test]
+fn the_help_says_who_has_the_standard_input() {
+    let help = Command::new(OXCCL).args(["run", "--help"]).output().expect("it runs");
+    let text =
+        String::from_utf8_lossy(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("Rank 0 has the standard input"), "{text}");
+}
+
+#[test]
 fn the_first_rank_has_the_standard_input_also_of_a_terminal() {
     let script = "read line; echo \"$OXCCL_RANK has $line\"";
     let text = |mut launcher: Launcher| {

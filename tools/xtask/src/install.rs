@@ -254,6 +254,13 @@ fn find(files: &[PathBuf], name: &'static str) -> Result<PathBuf, Error> {
     file.cloned().ok_or(Error::NotBuilt(name))
 }
 
+/// Returns for which GPUs kernels are compiled that are installed or packaged, as they may run on
+/// machines with other GPUs than this one; `None` for those that are here, in tests, and where the
+/// user has said which.
+fn architectures(profile: &str, is_said: bool) -> Option<&'static str> {
+    (profile != "dev" && !is_said).then_some("all")
+}
+
 /// Builds what the arguments say by a command of cargo; returns the files that were made.
 fn run_cargo(
     root: &Path,
@@ -265,9 +272,8 @@ fn run_cargo(
     let mut command = Command::new(&cargo);
     command.args([subcommand, "--profile", profile]).args(arguments);
     command.arg("--message-format=json-render-diagnostics").current_dir(root);
-    // What is installed may run on machines with other GPUs than this one.
-    if profile != "dev" && std::env::var_os("CUDAARCHS").is_none() {
-        command.env("CUDAARCHS", "all");
+    if let Some(all) = architectures(profile, std::env::var_os("CUDAARCHS").is_some()) {
+        command.env("CUDAARCHS", all);
     }
     let output = command.stderr(std::process::Stdio::inherit()).output();
     let output = output.map_err(|e| Error::Program(cargo.clone(), e.to_string()))?;
@@ -392,6 +398,13 @@ fn newest_glibc(bytes: &[u8]) -> (u32, u32) {
 mod tests {
     use super::*;
     use clap::{Args, FromArgMatches};
+
+    #[test]
+    fn packages_have_kernels_for_all_gpus_unless_somebody_says_which() {
+        assert_eq!(architectures("dist", false), Some("all"));
+        assert_eq!(architectures("release", false), Some("all"));
+        assert_eq!((architectures("dist", true), architectures("dev", false)), (None, None));
+    }
 
     #[test]
     fn the_newest_glibc_is_found() {

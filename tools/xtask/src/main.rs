@@ -174,6 +174,12 @@ mod tests {
         let uninstall = read("xtask uninstall --prefix /a");
         let right = |i: &xtask::install::Installed| i.prefix == Path::new("/a");
         assert!(matches!(uninstall, Ok(Chore::Uninstall(installed)) if right(&installed)));
+        let module = read("xtask go-module --output /a --path example.org/oxccl");
+        let right = |o: &xtask::go_module::Options| o.output == Path::new("/a");
+        assert!(matches!(module, Ok(Chore::GoModule(options)) if right(&options)));
+        let reference = read("xtask reference --output /a");
+        let right = |o: &xtask::reference::Options| o.output == Path::new("/a");
+        assert!(matches!(reference, Ok(Chore::Reference(options)) if right(&options)));
         for wrong in [
             "xtask deb",
             "xtask deb --prefix /a",

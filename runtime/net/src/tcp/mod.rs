@@ -3,7 +3,7 @@
 
 mod stream;
 
-use crate::interface::Interface;
+use crate::interface::{self, Interface};
 use crate::{
     Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Net, Properties, Receiver, Result,
     Retry, Sender,
@@ -39,8 +39,8 @@ impl Tcp {
     /// Returns the transport with one device, a local address. It reads a message along with its
     /// length, and may so write what follows a message into the memory behind it.
     pub fn at(address: SocketAddr) -> Self {
-        let interfaces = vec![Interface { name: address.ip().to_string(), address }];
-        Self { interfaces, ahead: true }
+        let name = interface::name_of(address.ip()).unwrap_or_else(|| address.ip().to_string());
+        Self { interfaces: vec![Interface { name, address }], ahead: true }
     }
 
     fn interface(&self, device: usize) -> Result<&Interface> {

@@ -55,8 +55,11 @@ pub(super) fn measure(
         for pair in (0..nranks).flat_map(|a| (a + 1..nranks).map(move |b| [a, b])) {
             let all = Case::new(Kind::SendRecvPairs, nranks, 0, dtype, op, bytes);
             let case = Case { pair: Some(pair), ..all };
+            let [a, b] = pair;
+            report.working(format!("{bytes} bytes between ranks {a} and {b}"));
             rows.append(&mut setting.alternate(everyone, players, &case)?);
         }
+        report.rest();
         report.keep(&rows)?;
         figures.push((figure, rows));
     }

@@ -11,6 +11,7 @@ mod measure;
 mod member;
 pub(crate) mod options;
 mod plot;
+mod progress;
 mod report;
 mod team;
 mod tune;
@@ -163,7 +164,7 @@ fn measure_all(
                 for &root in if rooted { &roots[..] } else { &roots[..1] } {
                     for bytes in options.sizes() {
                         let case = Case::new(kind, nranks, root, dtype, op, bytes);
-                        report.working(bytes);
+                        report.working(format!("{bytes} bytes"));
                         report.rows(setting.alternate(everyone, players, &case)?)?;
                     }
                 }
@@ -171,4 +172,15 @@ fn measure_all(
         }
     }
     report.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_process_for_each_gpu_or_processor() {
+        assert_eq!([0, 1, 4, 8].map(|gpus| usual_processes(Some(gpus))), [1, 1, 4, 8]);
+        assert!((2..=16).contains(&usual_processes(None)));
+    }
 }

@@ -255,6 +255,14 @@ mod tests {
     }
 
     #[test]
+    fn each_operation_has_a_colour_of_its_own() {
+        let distinct: std::collections::HashSet<_> =
+            COLOURS.iter().map(|RGBColor(red, green, blue)| (red, green, blue)).collect();
+        assert_eq!(distinct.len(), COLOURS.len());
+        assert!(COLOURS.len() >= super::super::options::Kind::EACH.len());
+    }
+
+    #[test]
     fn a_plot_says_what_was_measured_where_and_with_what() {
         let mut rows = vec![
             row("all_reduce", 8, false, Some(1.5)),

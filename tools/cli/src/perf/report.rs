@@ -4,6 +4,7 @@ use super::buffer::{Device, Memory};
 use super::measure::{Player, Setting};
 use super::options::{Kind, Options};
 use super::plot;
+use super::progress::{self, Progress};
 use crate::error::{Error, Result, writer};
 use oxccl_runtime::bootstrap::launch::Launch;
 use serde::Serialize;
@@ -128,7 +129,7 @@ pub(super) struct Report<'a> {
     leader: bool,
     rows: Vec<Row>,
     json: Option<Document>,
-    working: bool,
+    progress: Option<Progress>,
 }
 
 impl<'a> Report<'a> {
@@ -157,7 +158,7 @@ impl<'a> Report<'a> {
         };
         let json = options.json.as_deref().filter(|_| leader);
         let json = json.map(|path| Document::new(path, &head)).transpose()?;
-        let report = Self { options, head, leader, rows: Vec::new(), json, working: false };
+        let report = Self { options, head, leader, rows: Vec::new(), json, progress: None };
         report.introduce(setting.device);
         Ok(report)
     }
@@ -178,6 +179,11 @@ impl<'a> Report<'a> {
         self.say(format_args!(
             "# device: {device}, memory from {first}; {ranks} ranks by {launcher}"
         ));
+        if *ranks == 1 {
+            self.say(
+                "# one rank: nothing goes to another one; with -t 2 two ranks share the device",
+            );
+        }
         if let [first, last] = &self.head.libraries[..] {
             let names = [&first.lib, &first.version, &last.lib, &last.version];
             let [first, its_version, last, version] = names;
@@ -225,12 +231,17 @@ impl<'a> Report<'a> {
         self.say(format_args!("{} | {units} | {units}", left([""; 5])));
     }
 
-    /// Shows on a terminal what is being measured.
-    pub(super) fn working(&mut self, bytes: u64) {
+    /// Shows on a terminal what is being measured, once that takes longer than a moment.
+    pub(super) fn working(&mut self, what: String) {
+        self.rest();
         if self.leader && std::io::stderr().is_terminal() {
-            eprint!("\r  measuring {bytes} bytes … ");
-            self.working = true;
+            self.progress = Some(Progress::start(what, std::io::stderr(), progress::PACE));
         }
+    }
+
+    /// Takes back what [`working`](Self::working) shows.
+    pub(super) fn rest(&mut self) {
+        self.progress = None;
     }
 
     /// Returns whether this rank prints.
@@ -240,10 +251,8 @@ impl<'a> Report<'a> {
 
     /// Prints the rows of one case: for each library out of place and in place.
     pub(super) fn rows(&mut self, rows: Vec<Row>) -> Result<()> {
+        self.rest();
         if self.leader {
-            if std::mem::take(&mut self.working) {
-                eprint!("\r{:40}\r", "");
-            }
             table(&rows).into_iter().for_each(|line| self.say(line));
         }
         self.keep(&rows)

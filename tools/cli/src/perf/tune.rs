@@ -227,7 +227,7 @@ pub(super) fn tune(
             report.section(*kind);
             for best in best {
                 let used = table.used(cell).unwrap_or(0);
-                report.working(best.bytes);
+                report.working(format!("{} bytes", best.bytes));
                 let case = case(*kind, best.bytes);
                 let rows = setting.alternate(&everyone, &mut players, &case)?;
                 if table.used(cell).unwrap_or(0) == used {
