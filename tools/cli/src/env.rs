@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result, say};
 use clap::Args;
+use oxccl_runtime::comm;
 use oxccl_runtime::config::{Config, Origin, Setting, Status, Value};
 use std::io::Write;
 use std::process::ExitCode;
@@ -154,10 +155,13 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     std::io::stdout()
         .write_all(text.as_bytes())
         .map_err(|e| Error::File { path: "standard output".to_owned(), cause: e.to_string() })?;
-    config.report.unreadable.iter().for_each(|error| say(&error.to_string()));
+    // Names of algorithms are read, but not every one serves.
+    let refused = comm::policy_of(config).err();
+    let errors: Vec<_> = config.report.unreadable.iter().chain(&refused).collect();
+    errors.iter().for_each(|error| say(&error.to_string()));
     config.report.warnings.iter().for_each(|warning| say(warning));
     // With those values no communicator is made.
-    Ok(ExitCode::from(if config.report.unreadable.is_empty() { 0 } else { 2 }))
+    Ok(ExitCode::from(if errors.is_empty() { 0 } else { 2 }))
 }
 
 #[cfg(test)]

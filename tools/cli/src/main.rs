@@ -26,7 +26,7 @@ Examples:
 
 Environment: oxccl env prints all variables of the library.
 
-Exit codes: 0; 1 if a command failed; 2 if it found something; of oxccl run that of the program.";
+Exit code: 0; 1 if a command failed; 2 if it found something; of oxccl run that of the program.";
 
 /// Collective communication between processes, measured and explained.
 #[derive(Parser)]

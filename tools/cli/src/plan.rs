@@ -27,7 +27,7 @@ Examples:
 Environment: OXCCL_ALGORITHM, OXCCL_DETERMINISTIC, NCCL_PROTO and OXCCL_DEVICE change what is
 chosen.
 
-Exit codes: 0, or 1 for options or variables that cannot be used.";
+Exit code: 0, or 1 for options or variables that cannot be used.";
 
 /// Options of `oxccl plan`.
 #[derive(clap::Args)]

@@ -30,7 +30,7 @@ Examples:
   oxccl run -n 2 --timeout 1m --output logs python3 train.py
   oxccl run --host localhost:4,node1:4 ./program
 
-Environment of the ranks: OXCCL_RANK, OXCCL_NRANKS, OXCCL_LOCAL_RANK, and OXCCL_SECRET_FILE with
+Environment: of the ranks OXCCL_RANK, OXCCL_NRANKS, OXCCL_LOCAL_RANK, and OXCCL_SECRET_FILE with
 the id by which they meet.
 
 Exit code: 0 if all ranks ended with 0, else that of the first one that failed, or 128 and the
@@ -114,6 +114,15 @@ impl Time {
 
     pub(crate) fn duration(self) -> Duration {
         self.0
+    }
+
+    /// Reads a time that is not zero.
+    pub(crate) fn some(text: &str) -> std::result::Result<Self, String> {
+        let time: Self = text.parse()?;
+        if time.0.is_zero() {
+            return Err("expected more than no time".to_owned());
+        }
+        Ok(time)
     }
 }
 

@@ -32,7 +32,24 @@ pub(crate) fn main(options: &Options, mut command: clap::Command) -> Result<Exit
     }
     let folder = make(&options.folder.join("man/man1"))?;
     clap_mangen::generate_to(manual, &folder).map_err(failed(&folder))?;
+    for page in std::fs::read_dir(&folder).map_err(failed(&folder))? {
+        let path = page.map_err(failed(&folder))?.path();
+        let text = std::fs::read_to_string(&path).map_err(failed(&path))?;
+        std::fs::write(&path, in_sections(text)).map_err(failed(&path))?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns a manual page with the sections in which readers look for what the end of the help has.
+fn in_sections(mut page: String) -> String {
+    for (text, section) in [
+        (".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n"),
+        ("\nEnvironment: ", "\n.SH ENVIRONMENT\n"),
+        ("\nExit code: ", "\n.SH \"EXIT STATUS\"\n"),
+    ] {
+        page = page.replacen(text, section, 1);
+    }
+    page
 }
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
@@ -70,9 +87,11 @@ mod tests {
         for page in pages {
             let path = page.expect("a page").path();
             let text = std::fs::read_to_string(&path).expect("a page");
-            for part in ["Examples:", "Environment", "Exit code"] {
-                assert!(text.contains(part), "{}: no {part}", path.display());
+            for part in ["EXAMPLES", "ENVIRONMENT", "\"EXIT STATUS\""] {
+                let is_there = text.contains(&format!("\n.SH {part}\n"));
+                assert!(is_there, "{}: no {part}: {text}", path.display());
             }
+            assert!(!text.contains("EXTRA"), "{text}");
             names.push(path.file_stem().expect("a name").to_string_lossy().into_owned());
         }
         names.sort();

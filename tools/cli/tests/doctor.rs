@@ -87,6 +87,15 @@ fn this_machine_is_checked_and_its_ranks_exchange_data() {
 }
 
 #[test]
+fn one_rank_has_nobody_to_exchange_data_with() {
+    let one = doctor(&["-n", "1", "--json", "-"]);
+    let found = ("not_applicable".to_owned(), "There is one rank.".to_owned());
+    assert_eq!(one.check("pairs of ranks"), found);
+    let wrong = doctor(&["--timeout", "0"]);
+    assert!(wrong.code == Some(1) && wrong.err.contains("expected more than no time"), "{wrong:?}");
+}
+
+#[test]
 fn faults_of_a_planted_machine_are_found() {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path();

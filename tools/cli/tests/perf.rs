@@ -102,8 +102,12 @@ fn every_pair_is_measured_alone_for_a_table_and_a_picture() {
     }
     let (ok, _, err) = oxccl(&["perf", "--matrix", "--ranks", "1"]);
     assert!(!ok && err.contains("--matrix: there is one rank"), "{err}");
-    let (ok, _, err) = oxccl(&["perf", "--matrix", "--vs", "libnccl.so.2"]);
-    assert!(!ok && err.contains("cannot be used with"), "{err}");
+    for other in [&["--vs", "libnccl.so.2"][..], &["all_gather"]] {
+        let (ok, _, err) = oxccl(&[&["perf", "--matrix"], other].concat());
+        assert!(!ok && err.contains("cannot be used with"), "{err}");
+    }
+    let (ok, _, err) = oxccl(&["perf", "--matrix", "--ranks", "2", "--plot", "pairs.png"]);
+    assert!(!ok && err.contains("--plot pairs.png: expected a name that ends with .svg"), "{err}");
 }
 
 #[test]

@@ -232,9 +232,14 @@ pub fn allocate(bytes: usize) -> Result<*mut u8> {
     let (made, cause, hint) = match Arena::get() {
         Some(arena) => {
             let hint = "reduce the size, or raise OXCCL_ARENA_GIB";
-            (arena.allocate(bytes), "the arena is full", hint)
+            let gib = arena.bytes() >> 30;
+            let cause = match bytes > arena.bytes() {
+                true => format!("all memory that peers can map is {gib} GiB"),
+                false => format!("the {gib} GiB that peers can map are taken"),
+            };
+            (arena.allocate(bytes), cause, hint)
         }
-        None => (Staged::allocate(bytes), "there is no memory", "reduce the size"),
+        None => (Staged::allocate(bytes), "there is no memory".to_owned(), "reduce the size"),
     };
     made.ok_or_else(|| Error::system(format!("allocating {bytes} bytes"), cause, hint))
 }

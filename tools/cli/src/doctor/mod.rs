@@ -61,7 +61,8 @@ pub(crate) struct Options {
     ssh: PathBuf,
     /// Time after which ranks that exchange data are stopped, which is a failure then: seconds, or
     /// with a unit as in 500ms, 2s, 1m.
-    #[arg(long, value_name = "TIME", default_value_t = Time::seconds(300))]
+    #[arg(long, value_name = "TIME", default_value_t = Time::seconds(300),
+          value_parser = Time::some)]
     timeout: Time,
     /// Tell which NCCL-compatible libraries a running process has mapped, and nothing else.
     #[arg(long, value_name = "PID", conflicts_with_all = ["host", "ranks", "compare"])]
@@ -115,6 +116,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let wanted = (options.host.is_empty() && launch.is_none()).then_some(ranks);
     let measured = match options.no_pairs {
         true => Measured::default(),
+        false if wanted == Some(1) => Measured::of_one(),
         false => {
             let rates = match (&launch, options.host.is_empty()) {
                 (_, false) => Rates::of_interfaces(&rows),

@@ -104,6 +104,14 @@ pub(super) struct Measured {
     pub(super) checks: Vec<Check>,
 }
 
+impl Measured {
+    /// Returns that one rank alone has nobody to exchange data with.
+    pub(super) fn of_one() -> Self {
+        let checks = pairs::judge(&[], &|_| String::new(), &|_| None);
+        Self { checks, ..Self::default() }
+    }
+}
+
 /// Has every two ranks exchange data alone: so many ranks of this host, or those of the hosts that
 /// the options name, or those that a launcher has started, of which this process is one then.
 /// `rates` are those that their links are made for.

@@ -43,6 +43,10 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         let why = format!("--ranks {ranks}: {launcher} has started {nranks} ranks; leave it out");
         return Err(Error::Options(why));
     }
+    if let Some(path) = options.plot.as_ref().filter(|path| !path.ends_with(".svg")) {
+        let why = format!("--plot {path}: expected a name that ends with .svg, as that is drawn");
+        return Err(Error::Options(why));
+    }
     // What cannot be written is told before anything runs.
     [&options.json, &options.plot].into_iter().flatten().try_for_each(|path| can_write(path))?;
     let processes = match (options.ranks, &launch) {
@@ -143,10 +147,10 @@ fn measure_all(
 ) -> Result<u64> {
     let (options, nranks) = (setting.options, setting.nranks);
     let roots = options.roots(nranks).map_err(Error::Options)?;
-    for kind in options.collective.wanted(nranks).map_err(Error::Options)? {
+    for kind in options.kind().wanted(nranks).map_err(Error::Options)? {
         // One that was asked for by name fails instead.
         let lacking = players.iter().find(|player| !player.has(kind));
-        if let (Some(player), Kind::All) = (lacking, options.collective) {
+        if let (Some(player), Kind::All) = (lacking, options.kind()) {
             let (name, lib, function) = (kind.name(), &player.name, kind.function());
             report.say(format_args!("#\n# {name} is left out: {lib} has no {function}"));
             continue;

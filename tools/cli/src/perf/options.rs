@@ -165,9 +165,8 @@ Exit code: 0 if all results were right, 2 if some were wrong, 1 after other fail
 #[derive(clap::Args, Clone)]
 #[command(after_long_help = MORE)]
 pub(crate) struct Options {
-    /// Operation to measure.
-    #[arg(default_value = "all_reduce")]
-    pub(crate) collective: Kind,
+    /// Operation to measure [default: all_reduce].
+    collective: Option<Kind>,
     /// Smallest size in bytes.
     #[arg(short = 'b', long = "minbytes", default_value = "8", value_parser = size)]
     pub(crate) min_bytes: u64,
@@ -243,7 +242,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH")]
     pub(crate) lib: Option<String>,
     /// Measure this library too, such as NVIDIA's libnccl.so.2, in turn and in processes of its
-    /// own, and print the ratio of its times to those of the first library.
+    /// own, and print the ratio of its times to those of the first library. With --pin times of
+    /// small sizes differ less from run to run.
     #[arg(long, value_name = "PATH")]
     pub(crate) vs: Option<String>,
     /// Buffers of the library of --vs, as -R numbers them, where they are to be others: what each
@@ -253,7 +253,7 @@ pub(crate) struct Options {
     pub(crate) vs_register: Option<u32>,
     /// Have every two ranks exchange data alone, pair after pair, of the smallest and the largest
     /// size, and print the times and bandwidths as tables; with --plot as a picture.
-    #[arg(long, conflicts_with_all = ["vs", "tune", "compare"])]
+    #[arg(long, conflicts_with_all = ["collective", "vs", "tune", "compare"])]
     pub(crate) matrix: bool,
     /// Write the results as a JSON document to this file: host, device, ranks, versions and date,
     /// and a list of rows; with - to the standard output, and the table to the standard error.
@@ -291,6 +291,11 @@ impl Options {
         Err(format!(
             "-b {least} is more than -e {most}: expected a smallest size up to the largest"
         ))
+    }
+
+    /// Returns the operation to measure.
+    pub(crate) fn kind(&self) -> Kind {
+        self.collective.unwrap_or(Kind::AllReduce)
     }
 
     /// Returns the options for one of the libraries: the first one, or that of `--vs`.

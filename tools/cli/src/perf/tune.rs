@@ -207,7 +207,7 @@ pub(super) fn tune(
     let mut players = vec![player("own choice", own)?];
     let root = options.roots(nranks).map_err(Error::Options)?[0];
     let mut report = Report::new(&setting, launch, &players)?;
-    let mut kinds = options.collective.wanted(nranks).map_err(Error::Options)?;
+    let mut kinds = options.kind().wanted(nranks).map_err(Error::Options)?;
     kinds.retain(|kind| kind.collective().and_then(tunable).is_some());
     let case =
         |kind, bytes| Case::new(kind, nranks, root, options.dtypes[0], options.ops[0], bytes);

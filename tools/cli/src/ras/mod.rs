@@ -39,7 +39,7 @@ service of a process here is asked for them, for up to 3 s.
 
 Environment: none. NCCL_RAS_ADDR and its kin are those of the service, see oxccl env ras.
 
-Exit codes: 0 if nothing holds a job up, and after a dump; 2 if something does; 1 if the command
+Exit code: 0 if nothing holds a job up, and after a dump; 2 if something does; 1 if the command
 failed.";
 
 /// Examples, environment and exit codes of `oxccl ras dump`, the end of its help and manual page.
@@ -51,7 +51,7 @@ Examples:
 
 Environment: none.
 
-Exit codes: 0 after a dump; 1 if it could not be written.";
+Exit code: 0 after a dump; 1 if it could not be written.";
 
 /// Options of `oxccl ras`.
 #[derive(Args)]
