@@ -14,11 +14,17 @@ use oxccl::oxccl::info::oxcclSetLog;
 use oxccl::oxccl::stream::{oxcclStreamDestroy, oxcclStreamSynchronize};
 use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::DataType;
+use oxccl_tests::job::Job;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ncclResult_t::*;
+
+const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 
 /// What the callback works on.
 struct Heard {
@@ -141,4 +147,33 @@ fn a_log_callback_may_call_any_function_also_about_what_the_monitor_and_a_stream
         ok(ncclCommAbort(comms[1]));
     }
     end(&mut heard);
+}
+
+/// Where somebody else listens at the address at which ranks are to meet, the log says so, and they
+/// meet once it is free.
+#[test]
+fn rank_0_says_that_somebody_else_listens_where_the_ranks_are_to_meet() {
+    /// The longest time until that is said, on a busy machine.
+    const LIMIT: Duration = Duration::from_secs(60);
+    let other = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = other.local_addr().expect("it has an address").to_string();
+    let folder = std::env::temp_dir().join(format!("oxccl-test-turn-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let log = |rank: u32| folder.join(rank.to_string());
+    let mut job = Job::start(Path::new(RANK), 2, LIMIT, |rank, command| {
+        command.arg("attended").env("NCCL_COMM_ID", &address).stdin(Stdio::piped());
+        command.env("NCCL_DEBUG", "WARN").env("NCCL_DEBUG_FILE", log(rank));
+    });
+    let line = format!("rank 0 waits to hold the rendezvous at {address}, where somebody else");
+    let said = || std::fs::read_to_string(log(0)).unwrap_or_default();
+    let begun = Instant::now();
+    while !said().contains(&line) {
+        assert!(begun.elapsed() < LIMIT, "{}", said());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(other);
+    job.wait_until_running(2);
+    drop(job.child(0).stdin.take());
+    job.expect_success();
+    std::fs::remove_dir_all(folder).expect("its own folder");
 }

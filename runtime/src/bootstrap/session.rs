@@ -67,7 +67,8 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
 }
 
 fn not_listening(address: SocketAddr) -> impl Fn(std::io::Error) -> Error {
-    let hint = "check NCCL_SOCKET_IFNAME, NCCL_COMM_ID and that the port is free";
+    let hint = "check NCCL_SOCKET_IFNAME, NCCL_COMM_ID, that the port is free, and that one process \
+                alone is rank 0";
     move |e| Error::system(format!("listening on {address}"), e, hint)
 }
 
@@ -128,13 +129,27 @@ fn secret_in_file(path: &str) -> Result<[u8; SECRET_BYTES]> {
     Ok(sha2::Sha256::digest(&bytes).into())
 }
 
+/// The time after which rank 0 says that it waits for its turn: earlier ones take milliseconds.
+const TURN: Duration = Duration::from_secs(1);
+
 /// Listens at the address of an id as soon as the previous rendezvous has released it. Blocks until
 /// the deadline at most.
 fn listen_until(id: &UniqueId, deadline: &Deadline) -> Result<TcpListener> {
+    let (begun, mut says_so) = (Instant::now(), false);
     loop {
         rendezvous::replace(id);
         match bind(id.address) {
             Err(e) if e.kind() == ErrorKind::AddrInUse && !deadline.passed() => {
+                if begun.elapsed() > TURN && !says_so {
+                    says_so = true;
+                    let text = format!(
+                        "rank 0 waits to hold the rendezvous at {}, where somebody else listens: \
+                         another communicator that is being made, another process that is rank 0, \
+                         too, or another program",
+                        id.address
+                    );
+                    log::line(Level::Warn, Subsystem::Bootstrap, &text);
+                }
                 std::thread::sleep(Duration::from_millis(5));
             }
             outcome => return outcome.map_err(not_listening(id.address)),
