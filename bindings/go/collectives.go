@@ -11,6 +11,9 @@ import (
 
 // onSlices does what f begins on the elements of slices, which stay where they are meanwhile.
 func onSlices[T Element](ctx context.Context, c *Comm, send, recv []T, f func(send, recv Buffer[T], on *Stream) error) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	if inGroup() {
 		text := "a call on slices cannot wait in a Group; call the Async function with a Buffer"
 		return &Error{Code: InvalidUsage, Rank: c.rank, Peer: -1, Text: text}
@@ -59,6 +62,9 @@ func AllReduce[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp
 
 // AllReduceAsync is AllReduce without waiting.
 func AllReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, on *Stream, options ...CallOptions) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	if err := equal("AllReduce", recv.n, send.n); err != nil {
 		return err
 	}
@@ -78,10 +84,13 @@ func Broadcast[T Element](ctx context.Context, c *Comm, data []T, root int, opti
 
 // BroadcastAsync is Broadcast without waiting.
 func BroadcastAsync[T Element](c *Comm, data Buffer[T], root int, on *Stream, options ...CallOptions) error {
+	if err := c.takes("Broadcast", "root", root); err != nil {
+		return err
+	}
 	return configured(options, func() error {
-		return ncclBroadcast(data.data, data.data, C.size_t(data.n), dataType[T](), narrow(root), c.handle, on.handle)
+		return ncclBroadcast(data.data, data.data, C.size_t(data.n), dataType[T](), C.int(root), c.handle, on.handle)
 	}, func(with *C.ncclCollConfig_t) error {
-		return ncclBroadcastConfig(data.data, data.data, C.size_t(data.n), dataType[T](), narrow(root), c.handle, on.handle, with)
+		return ncclBroadcastConfig(data.data, data.data, C.size_t(data.n), dataType[T](), C.int(root), c.handle, on.handle, with)
 	})
 }
 
@@ -94,15 +103,18 @@ func Reduce[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp, r
 
 // ReduceAsync is Reduce without waiting.
 func ReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, root int, on *Stream, options ...CallOptions) error {
+	if err := c.takes("Reduce", "root", root); err != nil {
+		return err
+	}
 	if c.rank == root {
 		if err := equal("Reduce", recv.n, send.n); err != nil {
 			return err
 		}
 	}
 	return configured(options, func() error {
-		return ncclReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, narrow(root), c.handle, on.handle)
+		return ncclReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, C.int(root), c.handle, on.handle)
 	}, func(with *C.ncclCollConfig_t) error {
-		return ncclReduceConfig(send.data, recv.data, C.size_t(send.n), dataType[T](), op, narrow(root), c.handle, on.handle, with)
+		return ncclReduceConfig(send.data, recv.data, C.size_t(send.n), dataType[T](), op, C.int(root), c.handle, on.handle, with)
 	})
 }
 
@@ -115,6 +127,9 @@ func AllGather[T Element](ctx context.Context, c *Comm, send, recv []T, options 
 
 // AllGatherAsync is AllGather without waiting.
 func AllGatherAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream, options ...CallOptions) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	if err := fits(c, "AllGather", "recv", recv.n, send.n); err != nil {
 		return err
 	}
@@ -134,6 +149,9 @@ func ReduceScatter[T Element](ctx context.Context, c *Comm, send, recv []T, op R
 
 // ReduceScatterAsync is ReduceScatter without waiting.
 func ReduceScatterAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, on *Stream, options ...CallOptions) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	if err := fits(c, "ReduceScatter", "send", send.n, recv.n); err != nil {
 		return err
 	}
@@ -153,6 +171,9 @@ func AllToAll[T Element](ctx context.Context, c *Comm, send, recv []T, options .
 
 // AllToAllAsync is AllToAll without waiting.
 func AllToAllAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream, options ...CallOptions) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	count := send.n / c.size
 	if err := fits(c, "AllToAll", "send", send.n, count); err != nil {
 		return err
@@ -177,15 +198,18 @@ func Gather[T Element](ctx context.Context, c *Comm, send, recv []T, root int, o
 
 // GatherAsync is Gather without waiting.
 func GatherAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream, options ...CallOptions) error {
+	if err := c.takes("Gather", "root", root); err != nil {
+		return err
+	}
 	if c.rank == root {
 		if err := fits(c, "Gather", "recv", recv.n, send.n); err != nil {
 			return err
 		}
 	}
 	return configured(options, func() error {
-		return ncclGather(send.data, recv.data, C.size_t(send.n), dataType[T](), narrow(root), c.handle, on.handle)
+		return ncclGather(send.data, recv.data, C.size_t(send.n), dataType[T](), C.int(root), c.handle, on.handle)
 	}, func(with *C.ncclCollConfig_t) error {
-		return ncclGatherConfig(send.data, recv.data, C.size_t(send.n), dataType[T](), narrow(root), c.handle, on.handle, with)
+		return ncclGatherConfig(send.data, recv.data, C.size_t(send.n), dataType[T](), C.int(root), c.handle, on.handle, with)
 	})
 }
 
@@ -198,15 +222,18 @@ func Scatter[T Element](ctx context.Context, c *Comm, send, recv []T, root int, 
 
 // ScatterAsync is Scatter without waiting.
 func ScatterAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream, options ...CallOptions) error {
+	if err := c.takes("Scatter", "root", root); err != nil {
+		return err
+	}
 	if c.rank == root {
 		if err := fits(c, "Scatter", "send", send.n, recv.n); err != nil {
 			return err
 		}
 	}
 	return configured(options, func() error {
-		return ncclScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), narrow(root), c.handle, on.handle)
+		return ncclScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), C.int(root), c.handle, on.handle)
 	}, func(with *C.ncclCollConfig_t) error {
-		return ncclScatterConfig(send.data, recv.data, C.size_t(recv.n), dataType[T](), narrow(root), c.handle, on.handle, with)
+		return ncclScatterConfig(send.data, recv.data, C.size_t(recv.n), dataType[T](), C.int(root), c.handle, on.handle, with)
 	})
 }
 
@@ -219,7 +246,10 @@ func Send[T Element](ctx context.Context, c *Comm, data []T, to int) error {
 
 // SendAsync is Send without waiting.
 func SendAsync[T Element](c *Comm, data Buffer[T], to int, on *Stream) error {
-	return ncclSend(data.data, C.size_t(data.n), dataType[T](), narrow(to), c.handle, on.handle)
+	if err := c.takes("Send", "to", to); err != nil {
+		return err
+	}
+	return ncclSend(data.data, C.size_t(data.n), dataType[T](), C.int(to), c.handle, on.handle)
 }
 
 // Recv receives elements from a rank, which sends as many.
@@ -231,5 +261,8 @@ func Recv[T Element](ctx context.Context, c *Comm, data []T, from int) error {
 
 // RecvAsync is Recv without waiting.
 func RecvAsync[T Element](c *Comm, data Buffer[T], from int, on *Stream) error {
-	return ncclRecv(data.data, C.size_t(data.n), dataType[T](), narrow(from), c.handle, on.handle)
+	if err := c.takes("Recv", "from", from); err != nil {
+		return err
+	}
+	return ncclRecv(data.data, C.size_t(data.n), dataType[T](), C.int(from), c.handle, on.handle)
 }

@@ -51,6 +51,23 @@ type Comm struct {
 	rank, size    int
 }
 
+// usable fails where the communicator was ended.
+func (c *Comm) usable() error {
+	if !c.ended.Load() {
+		return nil
+	}
+	text := "the communicator was closed or aborted; make a new one"
+	return &Error{Code: InvalidUsage, Rank: c.rank, Peer: -1, Text: text}
+}
+
+// takes fails where the communicator was ended, or where C would cut off the number of a call.
+func (c *Comm) takes(function, argument string, n int) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return within32(function, argument, n)
+}
+
 // Option asks something of a new communicator, as WithCommName does. What nobody asks for is as
 // NCCL has it, whatever communicator one is made of.
 type Option func(*config)
@@ -120,19 +137,22 @@ func InitEnv(ctx context.Context, options ...Option) (*Comm, error) {
 // Init makes a communicator of size ranks, which all have the same id. It blocks until all have
 // come.
 func Init(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
+	if err := errors.Join(within32("Init", "size", size), within32("Init", "rank", rank)); err != nil {
+		return nil, err
+	}
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommInitRankConfig(handle, narrow(size), id.raw(), narrow(rank), config)
+		return ncclCommInitRankConfig(handle, C.int(size), id.raw(), C.int(rank), config)
 	})
 }
 
 // Split makes communicators of the ranks with equal color, ordered by key; nil for the color
 // NcclSplitNocolor. It blocks until all have called.
 func (c *Comm) Split(ctx context.Context, color, key int, options ...Option) (*Comm, error) {
-	if err := errors.Join(within32("Split", "color", color), within32("Split", "key", key)); err != nil {
+	if err := errors.Join(c.takes("Split", "color", color), within32("Split", "key", key)); err != nil {
 		return nil, err
 	}
 	part, err := create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommSplit(c.handle, narrow(color), narrow(key), handle, config)
+		return ncclCommSplit(c.handle, C.int(color), C.int(key), handle, config)
 	})
 	if part == nil && err == nil {
 		// The others still need this rank. That they may end this communicator afterwards is no
@@ -145,9 +165,15 @@ func (c *Comm) Split(ctx context.Context, color, key int, options ...Option) (*C
 // Shrink makes a communicator without some ranks, which need not be alive; all others call. It ends
 // the operations of this one first, which can then only be closed.
 func (c *Comm) Shrink(ctx context.Context, exclude []int, options ...Option) (*Comm, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
 	list := make([]C.int, len(exclude)+1)
 	for i, rank := range exclude {
-		list[i] = narrow(rank)
+		if err := within32("Shrink", "a rank of exclude", rank); err != nil {
+			return nil, err
+		}
+		list[i] = C.int(rank)
 	}
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommShrink(c.handle, &list[0], C.int(len(exclude)), handle, config, NcclShrinkAbort)
@@ -157,6 +183,9 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, options ...Option) (*C
 // GrowID makes the id by which ranks Join one growth of this communicator; the rank that calls it
 // passes it to Grow.
 func (c *Comm) GrowID() (id UniqueID, err error) {
+	if err := c.usable(); err != nil {
+		return id, err
+	}
 	var raw C.ncclUniqueId
 	err = ncclCommGetUniqueId(c.handle, &raw)
 	return fromRaw(&raw), err
@@ -166,22 +195,28 @@ func (c *Comm) GrowID() (id UniqueID, err error) {
 // rank that called GrowID passes the id, the others nil. It blocks until all have called and
 // joined.
 func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID, options ...Option) (*Comm, error) {
+	if err := c.takes("Grow", "size", size); err != nil {
+		return nil, err
+	}
 	var raw *C.ncclUniqueId
 	if id != nil {
 		copied := id.raw()
 		raw = &copied
 	}
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommGrow(c.handle, narrow(size), raw, -1, handle, config)
+		return ncclCommGrow(c.handle, C.int(size), raw, -1, handle, config)
 	})
 }
 
 // Join is for the ranks that Grow adds to a communicator: size is the number of ranks then, id what
 // GrowID made. It blocks until all have come.
 func Join(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
+	if err := errors.Join(within32("Join", "size", size), within32("Join", "rank", rank)); err != nil {
+		return nil, err
+	}
 	raw := id.raw()
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommGrow(nil, narrow(size), &raw, narrow(rank), handle, config)
+		return ncclCommGrow(nil, C.int(size), &raw, C.int(rank), handle, config)
 	})
 }
 
@@ -257,6 +292,9 @@ func (c *Comm) Size() int { return c.size }
 
 // Device is the index of the device that the communicator works on.
 func (c *Comm) Device() (int, error) {
+	if err := c.usable(); err != nil {
+		return 0, err
+	}
 	var index C.int
 	err := ncclCommCuDevice(c.handle, &index)
 	return int(index), err
@@ -264,6 +302,9 @@ func (c *Comm) Device() (int, error) {
 
 // Err is why the communicator failed; nil where it did not.
 func (c *Comm) Err() error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	info := C.oxcclErrorInfo_t{}
 	info.size = C.size_t(unsafe.Sizeof(info))
 	if err := oxcclCommLastError(c.handle, &info); err != nil {
@@ -278,6 +319,9 @@ func (c *Comm) Err() error {
 // SetTimeout bounds how long an operation may wait for a rank without getting anywhere; a negative
 // time is no bound.
 func (c *Comm) SetTimeout(limit time.Duration) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	return oxcclCommSetTimeout(c.handle, C.int64_t(max(limit, -1)))
 }
 
@@ -292,18 +336,36 @@ func (c *Comm) Abort() error {
 
 // Revoke ends the operations of the communicator, which can then only be split, shrunk, closed or
 // aborted. It blocks a second at most.
-func (c *Comm) Revoke() error { return ncclCommRevoke(c.handle, NcclRevokeDefault) }
+func (c *Comm) Revoke() error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return ncclCommRevoke(c.handle, NcclRevokeDefault)
+}
 
 // Suspend gives memory of the communicator back to the system; until Resume it takes no operations,
 // and none may be under way.
-func (c *Comm) Suspend() error { return ncclCommSuspend(c.handle, NcclSuspendMem) }
+func (c *Comm) Suspend() error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return ncclCommSuspend(c.handle, NcclSuspendMem)
+}
 
 // Resume lets a suspended communicator take operations again.
-func (c *Comm) Resume() error { return ncclCommResume(c.handle) }
+func (c *Comm) Resume() error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return ncclCommResume(c.handle)
+}
 
 // MemStat tells how much memory, in bytes, the communicator takes in this process;
 // StatGpuMemSuspended is 1 while it is suspended.
 func (c *Comm) MemStat(stat CommMemStat) (uint64, error) {
+	if err := c.usable(); err != nil {
+		return 0, err
+	}
 	var value C.uint64_t
 	err := ncclCommMemStats(c.handle, stat, &value)
 	return uint64(value), err
@@ -311,6 +373,9 @@ func (c *Comm) MemStat(stat CommMemStat) (uint64, error) {
 
 // InPlace tells how many collectives so far read or wrote the other ranks' buffers where they lie.
 func (c *Comm) InPlace() (uint64, error) {
+	if err := c.usable(); err != nil {
+		return 0, err
+	}
 	var count C.uint64_t
 	err := oxcclCommInPlace(c.handle, &count)
 	return uint64(count), err
@@ -318,13 +383,16 @@ func (c *Comm) InPlace() (uint64, error) {
 
 // ByCopyEngines tells how many operations so far had their data moved by copy engines of a GPU.
 func (c *Comm) ByCopyEngines() (uint64, error) {
+	if err := c.usable(); err != nil {
+		return 0, err
+	}
 	var count C.uint64_t
 	err := oxcclCommByCopyEngines(c.handle, &count)
 	return uint64(count), err
 }
 
 // Close completes all operations and ends the communicator; it waits for the other ranks. After
-// Abort it only frees what is left. Later calls fail with InvalidArgument.
+// Abort it only frees what is left. Later calls fail with InvalidUsage.
 func (c *Comm) Close() error {
 	var err error
 	if !c.ended.Swap(true) {
@@ -340,13 +408,21 @@ func (c *Comm) Close() error {
 
 // PreMulSum makes an operation: a sum in which this rank's elements are first multiplied by factor.
 func PreMulSum[T Element](c *Comm, factor T) (RedOp, error) {
+	if err := c.usable(); err != nil {
+		return 0, err
+	}
 	var op C.ncclRedOp_t
 	err := ncclRedOpCreatePreMulSum(&op, unsafe.Pointer(&factor), dataType[T](), ScalarHostImmediate, c.handle)
 	return RedOp(op), err
 }
 
 // CloseRedOp ends an operation that PreMulSum made.
-func (c *Comm) CloseRedOp(op RedOp) error { return ncclRedOpDestroy(op, c.handle) }
+func (c *Comm) CloseRedOp(op RedOp) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return ncclRedOpDestroy(op, c.handle)
+}
 
 // Registration is a registered buffer.
 type Registration struct {
@@ -356,6 +432,9 @@ type Registration struct {
 
 // Register registers a buffer, which must outlive the registration.
 func Register[T Element](c *Comm, b Buffer[T]) (*Registration, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
 	var handle unsafe.Pointer
 	err := ncclCommRegister(c.handle, b.data, C.size_t(uintptr(b.n)*sizeOf[T]()), &handle)
 	if err != nil {
@@ -365,7 +444,12 @@ func Register[T Element](c *Comm, b Buffer[T]) (*Registration, error) {
 }
 
 // Close ends the registration; call it before the communicator's.
-func (r *Registration) Close() error { return ncclCommDeregister(r.comm.handle, r.handle) }
+func (r *Registration) Close() error {
+	if err := r.comm.usable(); err != nil {
+		return err
+	}
+	return ncclCommDeregister(r.comm.handle, r.handle)
+}
 
 // wait has a call on slices done: what it began is complete, or the context has ended it. Nobody
 // uses the slices any more, as the stream has come to its end in both cases.

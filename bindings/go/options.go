@@ -19,6 +19,7 @@ package oxccl
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -59,10 +60,16 @@ type CallOptions struct {
 	Deadline time.Duration
 	// MinCTAs and MaxCTAs are the fewest and most thread blocks on GPUs.
 	MinCTAs, MaxCTAs int
+	// NvlsCTAs is the number of thread blocks for NVLink multicast, and CgaClusterSize that of
+	// thread blocks per cluster. Neither has an effect: there is no multicast, and no clusters.
+	NvlsCTAs, CgaClusterSize int
 	// CTAPolicy is the policy about thread blocks of GPUs.
 	CTAPolicy CTAPolicy
 	// Tag is the number by which profilers and oxccl ras know the call, below 1<<63.
 	Tag uint64
+	// LaunchCompletionEvent is recorded on the call's stream behind the call. Either all ranks give
+	// an event, or none; in a Group at most one call of a communicator has one.
+	LaunchCompletionEvent *Event
 }
 
 // lent is what C reads of options: all of it is C's memory.
@@ -102,6 +109,19 @@ func withoutZeros(argument, value string) error {
 	return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
 }
 
+// check refuses what C would cut off.
+func (o *CallOptions) check() error {
+	return errors.Join(
+		withoutZeros("Algorithms", o.Algorithms),
+		withoutZeros("Plan", o.Plan),
+		within32("CallOptions", "MinCTAs", o.MinCTAs),
+		within32("CallOptions", "MaxCTAs", o.MaxCTAs),
+		within32("CallOptions", "NvlsCTAs", o.NvlsCTAs),
+		within32("CallOptions", "CgaClusterSize", o.CgaClusterSize),
+	)
+}
+
+// lend makes C's options of those that were checked.
 func (o *CallOptions) lend() *lent {
 	l := new(lent)
 	l.config = (*C.ncclCollConfig_t)(l.keep(C.calloc(1, C.sizeof_ncclCollConfig_t)))
@@ -112,17 +132,23 @@ func (o *CallOptions) lend() *lent {
 	if o.OrAutomatic {
 		l.config.forceAlgSelection = 0
 	}
-	if o.MinCTAs != 0 {
-		l.config.minCTAs = narrow(o.MinCTAs)
+	number := func(field *C.int, value int) {
+		if value != 0 {
+			*field = C.int(value)
+		}
 	}
-	if o.MaxCTAs != 0 {
-		l.config.maxCTAs = narrow(o.MaxCTAs)
-	}
+	number(&l.config.minCTAs, o.MinCTAs)
+	number(&l.config.maxCTAs, o.MaxCTAs)
+	number(&l.config.nvlsCTAs, o.NvlsCTAs)
+	number(&l.config.cgaClusterSize, o.CgaClusterSize)
 	if o.CTAPolicy != CTAPolicyOfComm {
 		// Their numbers follow each other in C as well.
-		l.config.CTAPolicy = narrow(int(o.CTAPolicy-CTAPolicyDefault) + NcclCtaPolicyDefault)
+		l.config.CTAPolicy = C.int(int(o.CTAPolicy-CTAPolicyDefault) + NcclCtaPolicyDefault)
 	}
 	l.config.userProfilerTag = C.uint64_t(o.Tag)
+	if o.LaunchCompletionEvent != nil {
+		l.config.launchCompletionEvent = o.LaunchCompletionEvent.handle
+	}
 	if o.Plan != "" {
 		l.extend(OptionPlan, 0, l.text(o.Plan))
 	}
@@ -134,7 +160,7 @@ func (o *CallOptions) lend() *lent {
 		if o.Deadline%time.Millisecond > 0 {
 			ms++
 		}
-		l.extend(OptionDeadlineMs, narrow(int(min(ms, math.MaxInt32))), nil)
+		l.extend(OptionDeadlineMs, C.int(max(min(ms, math.MaxInt32), math.MinInt32)), nil)
 	}
 	return l
 }
@@ -149,10 +175,7 @@ func configured(options []CallOptions, plain func() error, with func(*C.ncclColl
 		return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
 	}
 	o := &options[0]
-	if err := withoutZeros("Algorithms", o.Algorithms); err != nil {
-		return err
-	}
-	if err := withoutZeros("Plan", o.Plan); err != nil {
+	if err := o.check(); err != nil {
 		return err
 	}
 	lent := o.lend()

@@ -1,6 +1,8 @@
 package oxccl
 
 import (
+	"errors"
+	"reflect"
 	"testing"
 	"time"
 )
@@ -10,6 +12,7 @@ func TestOptionsOfCalls(t *testing.T) {
 		one := int32(c.Rank() + 1)
 		for _, with := range []CallOptions{
 			{MinCTAs: 1, MaxCTAs: 4, CTAPolicy: CTAPolicyEfficiency, Tag: 1 << 40},
+			{NvlsCTAs: 4, CgaClusterSize: 2},
 			{Algorithms: "^ring", OrAutomatic: true},
 			{Plan: "one_shot", Deterministic: true, Deadline: time.Minute},
 		} {
@@ -49,12 +52,98 @@ func TestErrorsOfOptions(t *testing.T) {
 			`Plan is "a\x00b"; expected a text`:      {{Plan: "a\x00b"}},
 			"2 CallOptions; expected at most one":    {{}, {}},
 			"argument userProfilerTag is 0x80000000": {{Tag: 1 << 63}},
+			"argument nvlsCTAs is -1":                {{NvlsCTAs: -1}},
+			"MinCTAs is 1099511627776; expected":     {{MinCTAs: 1 << 40}},
 		} {
 			expectError(t, AllReduce(background, c, one, one, Sum, with...), InvalidArgument, text)
 		}
 		ok(t, AllReduce(background, c, one, one, Sum, CallOptions{}))
 		expect(t, "AllReduce", one, ranks)
 		ok(t, c.Close())
+	})
+}
+
+// Each field of C's options but those that the library fills is that of an option here, and each
+// option has a field, or is one of the library's own, which are in a list.
+func TestEveryFieldIsAnOption(t *testing.T) {
+	plain := new(CallOptions).lend()
+	defer plain.free()
+	unset := reflect.ValueOf(plain.config).Elem()
+	event, err := NewEvent()
+	ok(t, err)
+	found := map[string]bool{"size": true, "magic": true, "version": true}
+	for i := 0; i < reflect.TypeOf(CallOptions{}).NumField(); i++ {
+		var options CallOptions
+		switch option := reflect.ValueOf(&options).Elem().Field(i); option.Kind() {
+		case reflect.String:
+			option.SetString("ring")
+		case reflect.Bool:
+			option.SetBool(true)
+		case reflect.Int, reflect.Int64:
+			option.SetInt(2)
+		case reflect.Uint64:
+			option.SetUint(2)
+		default:
+			option.Set(reflect.ValueOf(event))
+		}
+		lent := options.lend()
+		config, differing := reflect.ValueOf(lent.config).Elem(), 0
+		for j := 0; j < config.NumField(); j++ {
+			if !config.Field(j).Equal(unset.Field(j)) {
+				found[config.Type().Field(j).Name] = true
+				differing++
+			}
+		}
+		lent.free()
+		if differing != 1 {
+			t.Errorf("%s is in %d fields", reflect.TypeOf(options).Field(i).Name, differing)
+		}
+	}
+	for j := 0; j < unset.NumField(); j++ {
+		if name := unset.Type().Field(j).Name; name != "_" && !found[name] {
+			t.Errorf("no option for %s", name)
+		}
+	}
+	ok(t, event.Close())
+}
+
+// The event comes up behind its call, for which rank 0 waits until the others call, too.
+func TestEventOfACall(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		part, err := c.Split(background, 0, 0)
+		ok(t, err)
+		s, err := NewStream()
+		ok(t, err)
+		event, err := NewEvent()
+		ok(t, err)
+		x, err := Alloc[int32](1)
+		ok(t, err)
+		x.Slice()[0] = int32(c.Rank() + 1)
+		state := func(expected bool) {
+			if done, err := event.Query(); done != expected || err != nil {
+				t.Errorf("the event's state is %v, %v; expected %v", done, err, expected)
+			}
+		}
+		call := func() error {
+			return AllReduceAsync(part, x, x, Sum, s, CallOptions{LaunchCompletionEvent: event})
+		}
+		state(true)
+		if c.Rank() == 0 {
+			ok(t, call())
+			state(false)
+		}
+		ok(t, Broadcast(background, c, make([]int32, 1), 0))
+		if c.Rank() != 0 {
+			ok(t, call())
+		}
+		ok(t, s.Synchronize())
+		state(true)
+		expect(t, "AllReduce", x.Slice(), 10)
+		twice := Group(func() error { return errors.Join(call(), call()) })
+		expectError(t, twice, InvalidUsage, "two calls of a group have a launchCompletionEvent")
+		for _, end := range []func() error{event.Close, x.Close, s.Close, part.Close, c.Close} {
+			ok(t, end())
+		}
 	})
 }
 

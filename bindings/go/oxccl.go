@@ -72,12 +72,9 @@ func mismatch(function, argument string, got, expected int) error {
 	return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
 }
 
-// narrow is a number as C takes it. One beyond 32 bits becomes the nearest that C has, which is no
-// rank, size or signal either; where it could be right, within32 is asked first.
-func narrow(n int) C.int { return C.int(max(min(n, math.MaxInt32), math.MinInt32)) }
-
+// within32 refuses a number that C would cut off.
 func within32(function, argument string, n int) error {
-	if int(narrow(n)) == n {
+	if math.MinInt32 <= n && n <= math.MaxInt32 {
 		return nil
 	}
 	text := fmt.Sprintf("%s: %s is %d; expected a number of 32 bits", function, argument, n)
@@ -122,7 +119,7 @@ func OnDevice(kind DeviceKind, index int, f func() error) error {
 	if err != nil {
 		return err
 	}
-	if err := oxcclDeviceSet(kind, narrow(index)); err != nil {
+	if err := oxcclDeviceSet(kind, C.int(index)); err != nil {
 		return err
 	}
 	// It was the device before, so it can be set.
@@ -132,7 +129,12 @@ func OnDevice(kind DeviceKind, index int, f func() error) error {
 
 // SetLogLevel sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5
 // everything. Lines go where NCCL_DEBUG_FILE says.
-func SetLogLevel(level int) error { return oxcclSetLog(narrow(level), nil, nil) }
+func SetLogLevel(level int) error {
+	if err := within32("SetLogLevel", "level", level); err != nil {
+		return err
+	}
+	return oxcclSetLog(C.int(level), nil, nil)
+}
 
 // Group launches together what f calls: the Async functions, whose sends and receives then need no
 // order. Functions that take slices fail in it, as nothing is complete before its end.

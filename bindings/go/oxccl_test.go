@@ -283,27 +283,36 @@ func TestErrors(t *testing.T) {
 		expectError(t, AllGather(background, c, x, x), InvalidArgument, "recv has 3 elements; expected 12")
 		expectError(t, AllReduce(background, c, x, x, RedOp(77)), InvalidArgument, "op")
 		// None of these is taken for 0.
-		for _, wide := range []int{1 << 32, -1 << 32} {
+		for _, wide := range []int{1 << 32, -1 << 32, 1 << 40} {
 			expectError(t, Broadcast(background, c, x, wide), InvalidArgument, "root")
 			expectError(t, Gather(background, c, x, nil, wide), InvalidArgument, "root")
 			expectError(t, Gatherv(background, c, x, nil, nil, nil, wide), InvalidArgument, "root")
-			expectError(t, Send(background, c, x, wide), InvalidArgument, "peer")
-			expectError(t, Recv(background, c, x, wide), InvalidArgument, "peer")
-			expectError(t, c.Signal(wide, 0, c.stream), InvalidArgument, "peer")
-			expectError(t, c.Signal(0, wide, c.stream), InvalidArgument, "sigIdx")
-			expectError(t, c.WaitSignals(c.stream, Signals{From: wide, Count: 1}), InvalidArgument, "peer")
+			told := fmt.Sprintf(" is %d; expected a number of 32 bits", wide)
+			expectError(t, Scatter(background, c, nil, x, wide), InvalidArgument, "Scatter: root"+told)
+			expectError(t, Send(background, c, x, wide), InvalidArgument, "Send: to"+told)
+			expectError(t, Recv(background, c, x, wide), InvalidArgument, "Recv: from"+told)
+			expectError(t, c.Signal(wide, 0, c.stream), InvalidArgument, "Signal: to"+told)
+			expectError(t, c.Signal(0, wide, c.stream), InvalidArgument, "Signal: signal"+told)
+			expectError(t, c.WaitSignals(c.stream, Signals{From: wide, Count: 1}), InvalidArgument, "From"+told)
 			_, err := c.Split(background, wide, 0)
-			expectError(t, err, InvalidArgument, "color")
+			expectError(t, err, InvalidArgument, "Split: color"+told)
 			_, err = c.Split(background, 0, wide)
-			expectError(t, err, InvalidArgument, "key")
+			expectError(t, err, InvalidArgument, "Split: key"+told)
+			_, err = c.Shrink(background, []int{wide})
+			expectError(t, err, InvalidArgument, "a rank of exclude"+told)
+			_, err = c.Grow(background, wide, nil)
+			expectError(t, err, InvalidArgument, "Grow: size"+told)
 			id, err := NewUniqueID()
 			ok(t, err)
 			_, err = Init(background, wide, id, 0)
-			expectError(t, err, InvalidArgument, "nranks")
+			expectError(t, err, InvalidArgument, "Init: size"+told)
 			_, err = Init(background, 1, id, wide)
-			expectError(t, err, InvalidArgument, "rank")
+			expectError(t, err, InvalidArgument, "Init: rank"+told)
+			_, err = Join(background, 1, id, wide)
+			expectError(t, err, InvalidArgument, "Join: rank"+told)
 			err = OnDevice(DeviceHost, wide, func() error { return nil })
-			expectError(t, err, InvalidArgument, "index")
+			expectError(t, err, InvalidArgument, "OnDevice: index"+told)
+			expectError(t, SetLogLevel(wide), InvalidArgument, "SetLogLevel: level"+told)
 		}
 		// The data of a slice would not be there yet, also for other goroutines that are in no group.
 		expectError(t, Group(func() error {
@@ -331,15 +340,47 @@ func TestErrors(t *testing.T) {
 			return err
 		}), InvalidUsage, "cannot be made in a Group")
 		ok(t, c.Close())
-		err = AllReduceAsync(c, view(x), view(x), Sum, &Stream{})
-		expectError(t, err, InvalidArgument, "destroyed")
-		expectError(t, AllReduce(background, c, x, x, Sum), InvalidArgument, "destroyed")
-		expectError(t, Recv(background, c, x[:0], 0), InvalidArgument, "destroyed")
 		ctx, cancel := context.WithCancel(background)
 		defer cancel()
-		expectError(t, Broadcast(ctx, c, x, 0), InvalidArgument, "destroyed")
+		for i, call := range callsOn(ctx, c, x) {
+			if err := call(); err == nil {
+				t.Errorf("call %d of a closed communicator does not fail", i)
+			} else {
+				expectError(t, err, InvalidUsage, "the communicator was closed or aborted")
+			}
+		}
 		ok(t, c.Close())
 	})
+}
+
+// callsOn are calls on a communicator of any kind.
+func callsOn(ctx context.Context, c *Comm, x []float32) []func() error {
+	s, buffer, counts := &Stream{}, view(x), make([]int, ranks)
+	made := func(_ *Comm, err error) error { return err }
+	told := func(_ uint64, err error) error { return err }
+	return []func() error{
+		func() error { return AllReduceAsync(c, buffer, buffer, Sum, s) },
+		func() error { return AllReduce(ctx, c, x, x, Sum) },
+		func() error { return Broadcast(ctx, c, x, 0) },
+		func() error { return Recv(background, c, x[:0], 0) },
+		func() error { return SendAsync(c, buffer, 0, s) },
+		func() error { return AllGathervAsync(c, buffer, buffer, counts, counts, s) },
+		func() error { return c.Signal(0, 0, s) },
+		func() error { return c.WaitSignals(s) },
+		func() error { return made(c.Split(ctx, 0, 0)) },
+		func() error { return made(c.Shrink(ctx, []int{1})) },
+		func() error { return made(c.Grow(ctx, ranks+1, nil)) },
+		func() error { _, err := c.GrowID(); return err },
+		func() error { _, err := c.Device(); return err },
+		func() error { _, err := OpenWindow(c, buffer); return err },
+		func() error { _, err := Register(c, buffer); return err },
+		func() error { _, err := PreMulSum(c, float32(1)); return err },
+		func() error { return c.SetTimeout(time.Second) },
+		func() error { return told(c.MemStat(StatGpuMemSuspended)) },
+		func() error { return told(c.InPlace()) },
+		func() error { return told(c.ByCopyEngines()) },
+		c.Err, c.Revoke, c.Suspend, c.Resume,
+	}
 }
 
 // A context that ends before its rank calls, or while it waits, ends the communicator on all ranks.

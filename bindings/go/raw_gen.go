@@ -347,7 +347,8 @@ func ncclGetErrorString(result Result) *C.char {
 // Returns the text of the last error: of the communicator, if it has failed, else of this thread,
 // else of the process.
 //
-// `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
+// `comm`: a handle or null. The text has one place for each thread, which has the text of the
+// thread's next error then. Blocks: never.
 func ncclGetLastError(comm C.ncclComm_t) *C.char {
 	return C.oxgo_ncclGetLastError(comm)
 }

@@ -42,6 +42,9 @@ func AllGatherv[T Element](ctx context.Context, c *Comm, send, recv []T, counts,
 
 // AllGathervAsync is AllGatherv without waiting.
 func AllGathervAsync[T Element](c *Comm, send, recv Buffer[T], counts, displs []int, on *Stream) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	n, at, err := parts(c, "AllGatherv", "recv", recv.n, counts, displs)
 	if err != nil {
 		return err
@@ -59,6 +62,9 @@ func ReduceScatterv[T Element](ctx context.Context, c *Comm, send, recv []T, cou
 
 // ReduceScattervAsync is ReduceScatterv without waiting.
 func ReduceScattervAsync[T Element](c *Comm, send, recv Buffer[T], counts []int, op RedOp, on *Stream) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	displs, all := make([]int, len(counts)), 0
 	for r, count := range counts {
 		displs[r] = all
@@ -89,6 +95,9 @@ func AllToAllv[T Element](ctx context.Context, c *Comm, send []T, sendCounts, se
 // AllToAllvAsync is AllToAllv without waiting.
 func AllToAllvAsync[T Element](c *Comm, send Buffer[T], sendCounts, sendDispls []int,
 	recv Buffer[T], recvCounts, recvDispls []int, on *Stream) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	n, at, err := parts(c, "AllToAllv", "send", send.n, sendCounts, sendDispls)
 	if err != nil {
 		return err
@@ -110,6 +119,9 @@ func Gatherv[T Element](ctx context.Context, c *Comm, send, recv []T, counts, di
 
 // GathervAsync is Gatherv without waiting.
 func GathervAsync[T Element](c *Comm, send, recv Buffer[T], counts, displs []int, root int, on *Stream) error {
+	if err := c.takes("Gatherv", "root", root); err != nil {
+		return err
+	}
 	var n, at *C.size_t
 	if c.rank == root {
 		var err error
@@ -117,7 +129,7 @@ func GathervAsync[T Element](c *Comm, send, recv Buffer[T], counts, displs []int
 			return err
 		}
 	}
-	return oxcclGatherv(send.data, C.size_t(send.n), recv.data, n, at, dataType[T](), narrow(root), c.handle, on.handle)
+	return oxcclGatherv(send.data, C.size_t(send.n), recv.data, n, at, dataType[T](), C.int(root), c.handle, on.handle)
 }
 
 // Scatterv puts counts[r] elements from element displs[r] of the root's send on into the recv of
@@ -130,6 +142,9 @@ func Scatterv[T Element](ctx context.Context, c *Comm, send []T, counts, displs 
 
 // ScattervAsync is Scatterv without waiting.
 func ScattervAsync[T Element](c *Comm, send Buffer[T], counts, displs []int, recv Buffer[T], root int, on *Stream) error {
+	if err := c.takes("Scatterv", "root", root); err != nil {
+		return err
+	}
 	var n, at *C.size_t
 	if c.rank == root {
 		var err error
@@ -137,5 +152,5 @@ func ScattervAsync[T Element](c *Comm, send Buffer[T], counts, displs []int, rec
 			return err
 		}
 	}
-	return oxcclScatterv(send.data, n, at, recv.data, C.size_t(recv.n), dataType[T](), narrow(root), c.handle, on.handle)
+	return oxcclScatterv(send.data, n, at, recv.data, C.size_t(recv.n), dataType[T](), C.int(root), c.handle, on.handle)
 }

@@ -14,9 +14,14 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+/// Bytes of the text of an error with the zero at its end, as in `oxcclErrorInfo_t`.
+const TEXT_BYTES: usize = 2048;
+
 thread_local! {
-    /// The last error of this thread, and its text for C.
-    static LAST: RefCell<Option<(Error, CString)>> = const { RefCell::new(None) };
+    /// The last error of this thread.
+    static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
+    /// Its text for C, which stays at one place while the thread lives.
+    static TEXT: RefCell<Option<Box<[u8; TEXT_BYTES]>>> = const { RefCell::new(None) };
     /// The communicator of the call that is being unwound.
     static INVOLVED: Cell<Option<Arc<Communicator>>> = const { Cell::new(None) };
 }
@@ -109,23 +114,31 @@ fn failed(error: Error) -> ncclResult_t {
     code
 }
 
-/// Stores an error as this thread's last one; its text is valid until the thread's next error.
+/// Stores an error as this thread's last one. Returns the place of its text, which has that of the
+/// thread's next error then, and stays until the thread ends.
 pub(crate) fn remember(error: Error) -> *const c_char {
     if let Some(mut anywhere) = anywhere() {
         *anywhere = Some(error.clone());
     }
-    let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
-    let (start, mut new) = (text.as_ptr(), Some((error, text)));
-    if LAST.try_with(|last| last.replace(new.take())).is_err() {
-        // Exit handlers run after the thread's local values are gone: their text is leaked.
-        std::mem::forget(new);
-    }
-    start
+    let mut text = error.to_string().replace('\0', " ");
+    let fits = (0..TEXT_BYTES).rev().find(|length| text.is_char_boundary(*length));
+    text.truncate(fits.unwrap_or(0));
+    let place = TEXT.try_with(|place| {
+        let mut place = place.borrow_mut();
+        let bytes = place.get_or_insert_with(|| Box::new([0; TEXT_BYTES]));
+        bytes[..text.len()].copy_from_slice(text.as_bytes());
+        bytes[text.len()] = 0;
+        bytes.as_ptr().cast()
+    });
+    // In exit handlers this thread's local values are gone.
+    let _ = LAST.try_with(|last| last.replace(Some(error)));
+    // There the text is leaked.
+    place.unwrap_or_else(|_| CString::new(text).unwrap_or_default().into_raw())
 }
 
 /// Returns the last error of this thread, or else of any thread.
 pub(crate) fn last() -> Option<Error> {
-    let own = LAST.try_with(|last| last.borrow().as_ref().map(|(error, _)| error.clone()));
+    let own = LAST.try_with(|last| last.borrow().clone());
     own.ok().flatten().or_else(|| anywhere().and_then(|last| last.clone()))
 }
 
@@ -153,6 +166,24 @@ mod tests {
     fn panics(comm: ncclComm_t) -> Result<(), Error> {
         let _comm = objects::comm(comm, "f")?;
         panic!("half done")
+    }
+
+    #[test]
+    fn the_text_of_an_error_has_one_place_and_as_many_bytes_as_fit() {
+        let read = |at: *const c_char| {
+            // SAFETY: the place is this thread's, and the text ends with a zero.
+            unsafe { std::ffi::CStr::from_ptr(at) }.to_str().expect("whole characters").to_owned()
+        };
+        let of = |why: String| Error::Init { why };
+        let first = remember(of("the first".to_owned()));
+        assert!(read(first).contains("the first"));
+        let second = remember(of("the second".to_owned()));
+        assert_eq!(first, second);
+        assert!(read(first).contains("the second") && !read(first).contains("first"));
+        let long = remember(of("é".repeat(5000)));
+        let text = read(long);
+        assert!([TEXT_BYTES - 1, TEXT_BYTES - 2].contains(&text.len()), "{}", text.len());
+        assert!(text.ends_with('é'));
     }
 
     #[test]

@@ -17,36 +17,39 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
 from . import _gen
-from ._arrays import NO_PARTS, Parts, Place, place
+from ._arrays import NO_PARTS, AnyArray, Array, Counts, Parts, Place, place
 from ._gen import ncclRedOp_t, ncclResult_t
 from ._library import Error, _c, _check, _int, _last_error, _nanoseconds
 
 __all__ = [
-    "CALL_OPTIONS", "CallOptions", "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "OPTIONS",
+    "AnyArray", "CALL_OPTIONS", "CallOptions", "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "OPTIONS",
     "Registration", "Stream", "UniqueId", "Window", "__version__", "capture", "device_count", "empty", "estimate",
     "on_device", "set_encryption", "set_log_level", "set_tag", "version",
     "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
 ]
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
     from typing_extensions import Self
 
 __version__ = _gen.VERSION
 
+#: The reductions. MAX and MIN prefer a number to a NaN: the result is NaN where all ranks have one.
 SUM, PROD, MAX, MIN, AVG = (ncclRedOp_t(i) for i in range(ncclRedOp_t.ncclNumOps))
 NO_COLOR = _gen.NCCL_SPLIT_NOCOLOR
 
-#: What calls take as arrays: NumPy's, and tensors of PyTorch on the CPU.
-Array = Any
-#: A number for each rank, as a list or an array of integers.
-Counts = Sequence[int]
 #: A reduction: SUM and its like, their names, or what multiplied_sum() returns.
-Op = Any
+Op = Union[ncclRedOp_t, str, "MultipliedSum"]
+#: The factor of a multiplied_sum().
+Factor = Union[float, np.generic, AnyArray]
+#: The value of an option of a communicator, and of one call.
+Option = Union[int, float, str, bytes, None]
+CallOption = Union[int, str, bytes, "Event"]
 
 _NAMED = {"sum": SUM, "prod": PROD, "max": MAX, "min": MIN, "avg": AVG}
 
@@ -148,7 +151,7 @@ def on_device(index: int) -> Iterator[None]:
         _check(_c.oxcclDeviceSet(*before))
 
 
-def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray:
     """An array, all zero, in memory that other ranks of this host read and write in place."""
     dtype, place = np.dtype(dtype), ctypes.c_void_p()
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -244,7 +247,7 @@ class Stream(_Owner):
         """Whether everything is done."""
         return _check(_c.oxcclStreamQuery(self._handle))
 
-    def copy(self, to: Array, source: Array) -> None:
+    def copy(self, to: AnyArray, source: AnyArray) -> None:
         """Copies an array to another of the same type and length, in the order of the stream."""
         s = place("source", source)
         t = place("to", to, s, True)
@@ -252,7 +255,7 @@ class Stream(_Owner):
         _check(_c.oxcclMemcpyAsync(t.address, s.address, s.bytes, self._handle))
         self._kept += to, source
 
-    def clear(self, array: Array) -> None:
+    def clear(self, array: AnyArray) -> None:
         """Makes all elements zero, in the order of the stream."""
         at = place("array", array, writable=True)
         _check(_c.oxcclMemsetAsync(at.address, 0, at.bytes, self._handle))
@@ -273,7 +276,7 @@ class Graph(_Owner):
             lambda handle: _c.oxcclGraphDestroy(None, handle),
         )
 
-    def update(self, stream: Stream, function: Callable[[], Any]) -> None:
+    def update(self, stream: Stream, function: Callable[[], object]) -> None:
         """Puts what a function calls on the stream in the place of what the graph does: the same calls in the
         same order, in which arrays, lengths and roots may differ. Launches under way keep theirs."""
 
@@ -315,7 +318,7 @@ def _captured(stream, function, use):
         _c.oxcclGraphDestroy(graph, None)
 
 
-def capture(stream: Stream, function: Callable[[], Any]) -> Graph:
+def capture(stream: Stream, function: Callable[[], object]) -> Graph:
     """Puts what a function calls on the stream into a graph, instead of having it done."""
     return _captured(stream, function, Graph)
 
@@ -337,7 +340,7 @@ class Group:
         _groups.open += 1
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         _groups.open -= 1
         code = self._end()
         if kind is None:
@@ -355,7 +358,7 @@ class _Simulation(Group):
         return _c.ncclGroupSimulateEnd(ctypes.byref(self.info))
 
 
-def estimate(function: Callable[[], Any]) -> float:
+def estimate(function: Callable[[], object]) -> float:
     """The seconds that a group of what a function calls would take, by the library's model of the machine;
     nothing is launched."""
     with _Simulation() as group:
@@ -413,39 +416,51 @@ def _text(name, value):
     return value
 
 
-#: What one collective can be asked for: the fields of ncclCollConfig_t that do not point anywhere.
-CALL_OPTIONS = {field[0]: field[1] for field in _gen.ncclCollConfig_t._fields_[4:-1]}
+#: What one collective can be asked for: the fields of ncclCollConfig_t.
+CALL_OPTIONS = {field[0]: field[1] for field in _gen.ncclCollConfig_t._fields_[4:]}
 
 
 class CallOptions:
     """Options of one collective, alike on all ranks: the fields in CALL_OPTIONS, such as
     CallOptions(maxCTAs=4, algSelection="ring"), and options of this library: `deadline_ms`, how long the
-    call may wait for a peer, `deterministic` for the same bits always, `plan`, the algorithm by its name."""
+    call may wait for a peer, `deterministic` for the same bits always, `plan`, the algorithm by its name.
+
+    `launchCompletionEvent` is an Event that is recorded on the call's stream behind the call. Either all ranks
+    give an event, or none; in a Group at most one call of a communicator has one."""
 
     def __init__(self, *, deadline_ms: int | None = None, deterministic: bool | None = None,
-                 plan: str | None = None, **fields: Any) -> None:
+                 plan: str | None = None, **fields: CallOption) -> None:
         size, magic = ctypes.sizeof(_gen.ncclCollConfig_t), _gen.NCCL_API_MAGIC
         self._config, self._kept = _gen.ncclCollConfig_t(size, magic, _gen.NCCL_VERSION_CODE), []
         # As NCCL_COLLCONFIG_INITIALIZER has it.
-        unset = {"forceAlgSelection": 1, "userProfilerTag": 0, "algSelection": None}
+        unset = {"forceAlgSelection": 1, "userProfilerTag": 0, "algSelection": None, "launchCompletionEvent": None}
         for name in CALL_OPTIONS:
             setattr(self._config, name, unset.get(name, -(2**31)))
         for name, value in fields.items():
             if name not in CALL_OPTIONS:
                 known = ", ".join(("plan", "deterministic", "deadline_ms", *CALL_OPTIONS))
                 raise TypeError(f"{name} is no option of a call; expected one of {known}")
-            if name == "userProfilerTag" and not 0 <= value < 2**63:
-                raise ValueError(f"{name} is {value}; expected a number of 63 bits, 0 or more")
-            if name != "userProfilerTag":
-                value = _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value)
-            setattr(self._config, name, value)
-        of, value = _gen.oxcclCallOption_t, _gen.ncclConfigExtValue_t
+            setattr(self._config, name, self._value(name, value))
+        of, extension = _gen.oxcclCallOption_t, _gen.ncclConfigExtValue_t
         if plan is not None:
-            self._add(of.oxcclOptionPlan, value(s=_text("plan", plan)))
+            self._add(of.oxcclOptionPlan, extension(s=_text("plan", plan)))
         if deterministic is not None:
-            self._add(of.oxcclOptionDeterministic, value(i=int(deterministic)))
+            self._add(of.oxcclOptionDeterministic, extension(i=int(deterministic)))
         if deadline_ms is not None:
-            self._add(of.oxcclOptionDeadlineMs, value(i=_int("deadline_ms", deadline_ms)))
+            self._add(of.oxcclOptionDeadlineMs, extension(i=_int("deadline_ms", deadline_ms)))
+
+    def _value(self, name, value):
+        """A field as C takes it."""
+        if name == "userProfilerTag":
+            if not 0 <= value < 2**63:
+                raise ValueError(f"{name} is {value}; expected a number of 63 bits, 0 or more")
+            return value
+        if name == "launchCompletionEvent":
+            if not isinstance(value, Event):
+                raise TypeError(f"{name} is {value!r}; expected an oxccl.Event")
+            self._kept.append(value)
+            return value._handle
+        return _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value)
 
     def _add(self, option, value):
         key = _gen.ncclConfigExtKey_t(_gen.OXCCL_VENDOR_ID, option)
@@ -473,7 +488,8 @@ class Comm:
     started, or of `size` ranks that have the same id. Waits until all have come.
 
     Options are OPTIONS, as commName="weights", and init_timeout, the seconds that the ranks wait for one that
-    does not come; what nobody asks for is as NCCL has it, whatever communicator one is made of. It is on the host, also where there are GPUs.
+    does not come; what nobody asks for is as NCCL has it, whatever communicator one is made of. It is on the
+    host, also where there are GPUs.
 
     End it by close(), which waits for the other ranks, or by abort(); `with` closes it, and aborts
     while an exception is on its way, so that the others are told. Collection does neither: to end a
@@ -481,7 +497,7 @@ class Comm:
     """
 
     def __init__(self, size: int | None = None, unique_id: UniqueId | None = None, rank: int | None = None,
-                 **options: Any) -> None:
+                 **options: Option) -> None:
         if size is None:
             self._create(options, _c.oxcclCommInitEnv)
         elif unique_id is None or rank is None:
@@ -510,8 +526,18 @@ class Comm:
             rank, size = ctypes.c_int(), ctypes.c_int()
             _check(_c.ncclCommUserRank(self._handle, ctypes.byref(rank)))
             _check(_c.ncclCommCount(self._handle, ctypes.byref(size)))
-            self.rank, self.size = rank.value, size.value
+            self._rank, self._size = rank.value, size.value
             self._stream = Stream()
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0 on."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
 
     @property
     def _handle(self):
@@ -528,12 +554,12 @@ class Comm:
         comm._create(options, begin)
         return comm if comm._place else None
 
-    def split(self, color: int, key: int = 0, **options: Any) -> Comm | None:
+    def split(self, color: int, key: int = 0, **options: Option) -> Comm | None:
         """Communicators of the ranks with equal color, ordered by key; None for NO_COLOR."""
         return Comm._from(options, lambda place, config: _c.ncclCommSplit(
             self._handle, _int("color", color), _int("key", key), place, config))
 
-    def shrink(self, exclude: Sequence[int], **options: Any) -> Comm:
+    def shrink(self, exclude: Sequence[int], **options: Option) -> Comm:
         """One without some ranks, which need not be alive; all others call. Ends this one's operations."""
         ranks = (ctypes.c_int * len(exclude))(*(_int("a rank of exclude", rank) for rank in exclude))
         flags = _gen.NCCL_SHRINK_ABORT
@@ -547,14 +573,14 @@ class Comm:
         _check(_c.ncclCommGetUniqueId(self._handle, ctypes.byref(made._raw)))
         return made
 
-    def grow(self, size: int, unique_id: UniqueId | None = None, **options: Any) -> Comm:
+    def grow(self, size: int, unique_id: UniqueId | None = None, **options: Option) -> Comm:
         """One of `size` ranks, of which these keep their numbers; the root passes the growth_id()."""
         raw = None if unique_id is None else ctypes.byref(unique_id._raw)
         return Comm._from(options, lambda place, config: _c.ncclCommGrow(
             self._handle, _int("size", size), raw, -1, place, config))
 
     @classmethod
-    def join(cls, size: int, unique_id: UniqueId, rank: int, **options: Any) -> Comm:
+    def join(cls, size: int, unique_id: UniqueId, rank: int, **options: Option) -> Comm:
         """A new rank's part of a communicator that others grow to `size` ranks."""
         raw = ctypes.byref(unique_id._raw)
         return cls._from(options, lambda place, config: _c.ncclCommGrow(
@@ -587,7 +613,7 @@ class Comm:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close() if kind is None else self.abort()
 
     def revoke(self) -> None:
@@ -626,16 +652,16 @@ class Comm:
         _check(_c.ncclCommCuDevice(self._handle, ctypes.byref(index)))
         return index.value
 
-    def multiplied_sum(self, factor: Any) -> MultipliedSum:
+    def multiplied_sum(self, factor: Factor) -> MultipliedSum:
         """An operation: a sum in which this rank's elements are first multiplied by a NumPy scalar, or a
         tensor of one element, of their type."""
         return MultipliedSum(self, factor)
 
-    def register(self, array: Array) -> Registration:
+    def register(self, array: AnyArray) -> Registration:
         """Tells the communicator of an array that it will often be given."""
         return Registration(self, array)
 
-    def window(self, array: Array) -> Window:
+    def window(self, array: AnyArray) -> Window:
         """Makes a window of an array. All ranks call, in the same order; each then holds all ranks' windows
         by this one. Memory from empty() is best; at most 64 at a time."""
         return Window(self, array)
@@ -660,7 +686,8 @@ class Comm:
 
     def all_reduce(self, send: Array, recv: Array | None = None, op: Op = SUM, stream: Stream | None = None,
                    options: CallOptions | None = None) -> Array:
-        """The reduction of all ranks' `send`, in every rank's `recv` (in `send` where there is none)."""
+        """The reduction of all ranks' `send`, in every rank's `recv` (in `send` where there is none). MAX and MIN
+        prefer a number to a NaN: a result is NaN where all ranks have one."""
         s = r = place("send", send, writable=recv is None)
         if recv is not None:
             r = place("recv", recv, s, True)
@@ -677,8 +704,8 @@ class Comm:
             options, _c.ncclBroadcast, _c.ncclBroadcastConfig,
             d.address, d.address, d.count, d.kind, _int("root", root), self._handle, on), data)
 
-    def reduce(self, send: Array, recv: Array | None = None, root: int = 0, op: Op = SUM, stream: Stream | None = None,
-               options: CallOptions | None = None) -> Array:
+    def reduce(self, send: AnyArray, recv: Array | None = None, root: int = 0, op: Op = SUM,
+               stream: Stream | None = None, options: CallOptions | None = None) -> Array | None:
         """The reduction of all ranks' `send` in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
         r = self._of_root(root, "recv", recv, s, True)
@@ -688,7 +715,7 @@ class Comm:
             options, _c.ncclReduce, _c.ncclReduceConfig,
             s.address, r.address, s.count, s.kind, _operation(op), _int("root", root), self._handle, on), send, recv)
 
-    def all_gather(self, send: Array, recv: Array, stream: Stream | None = None,
+    def all_gather(self, send: AnyArray, recv: Array, stream: Stream | None = None,
                    options: CallOptions | None = None) -> Array:
         """Every rank's elements, one behind the other, on every rank."""
         s = place("send", send)
@@ -698,7 +725,7 @@ class Comm:
             options, _c.ncclAllGather, _c.ncclAllGatherConfig,
             s.address, r.address, s.count, s.kind, self._handle, on), send, recv)
 
-    def reduce_scatter(self, send: Array, recv: Array, op: Op = SUM, stream: Stream | None = None,
+    def reduce_scatter(self, send: AnyArray, recv: Array, op: Op = SUM, stream: Stream | None = None,
                        options: CallOptions | None = None) -> Array:
         """Block r of the reduction of all ranks' `send`, in the `recv` of rank r."""
         s = place("send", send)
@@ -708,7 +735,7 @@ class Comm:
             options, _c.ncclReduceScatter, _c.ncclReduceScatterConfig,
             s.address, r.address, r.count, s.kind, _operation(op), self._handle, on), send, recv)
 
-    def all_to_all(self, send: Array, recv: Array, stream: Stream | None = None,
+    def all_to_all(self, send: AnyArray, recv: Array, stream: Stream | None = None,
                    options: CallOptions | None = None) -> Array:
         """Block r of `send` becomes the block of this rank in the `recv` of rank r."""
         s = place("send", send)
@@ -720,8 +747,8 @@ class Comm:
             options, _c.ncclAlltoAll, _c.ncclAlltoAllConfig,
             s.address, r.address, count, s.kind, self._handle, on), send, recv)
 
-    def gather(self, send: Array, recv: Array | None = None, root: int = 0, stream: Stream | None = None,
-               options: CallOptions | None = None) -> Array:
+    def gather(self, send: AnyArray, recv: Array | None = None, root: int = 0, stream: Stream | None = None,
+               options: CallOptions | None = None) -> Array | None:
         """Every rank's elements, one behind the other, in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
         r = self._of_root(root, "recv", recv, s, True)
@@ -731,7 +758,7 @@ class Comm:
             options, _c.ncclGather, _c.ncclGatherConfig,
             s.address, r.address, s.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
-    def scatter(self, send: Array | None, recv: Array, root: int = 0, stream: Stream | None = None,
+    def scatter(self, send: AnyArray | None, recv: Array, root: int = 0, stream: Stream | None = None,
                 options: CallOptions | None = None) -> Array:
         """Block r of the root's `send`, which is ignored elsewhere, in the `recv` of rank r."""
         r = place("recv", recv, writable=True)
@@ -742,7 +769,7 @@ class Comm:
             options, _c.ncclScatter, _c.ncclScatterConfig,
             s.address, r.address, r.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
-    def send(self, data: Array, to: int, stream: Stream | None = None) -> None:
+    def send(self, data: AnyArray, to: int, stream: Stream | None = None) -> None:
         """To a rank, which receives as many elements."""
         d = place("data", data)
         self._run(stream, lambda on: _c.ncclSend(
@@ -757,7 +784,7 @@ class Comm:
     # With a length per rank: part r has counts[r] elements and begins at element displs[r]; without
     # displs the parts lie one behind the other.
 
-    def all_gatherv(self, send: Array, recv: Array, counts: Counts, displs: Counts | None = None,
+    def all_gatherv(self, send: AnyArray, recv: Array, counts: Counts, displs: Counts | None = None,
                     stream: Stream | None = None) -> Array:
         """The `send` of rank r, of counts[r] elements, as part r of every rank's `recv`. Every rank sends
         its elements directly to every other one."""
@@ -767,7 +794,7 @@ class Comm:
         return self._run(stream, lambda on: _c.oxcclAllGatherv(
             s.address, s.count, r.address, parts.counts, parts.displs, s.kind, self._handle, on), send, recv)
 
-    def reduce_scatterv(self, send: Array, recv: Array, counts: Counts, op: Op = SUM,
+    def reduce_scatterv(self, send: AnyArray, recv: Array, counts: Counts, op: Op = SUM,
                         stream: Stream | None = None) -> Array:
         """Block r of the reduction of all ranks' `send`, of counts[r] elements, in the `recv` of rank r. A
         reduce per block: with equal counts reduce_scatter() is faster."""
@@ -779,7 +806,7 @@ class Comm:
         return self._run(stream, lambda on: _c.oxcclReduceScatterv(
             s.address, r.address, parts.counts, s.kind, _operation(op), self._handle, on), send, recv)
 
-    def all_to_allv(self, send: Array, send_counts: Counts, recv: Array, recv_counts: Counts,
+    def all_to_allv(self, send: AnyArray, send_counts: Counts, recv: Array, recv_counts: Counts,
                     send_displs: Counts | None = None, recv_displs: Counts | None = None,
                     stream: Stream | None = None) -> Array:
         """Part r of `send` becomes the part of this rank in the `recv` of rank r."""
@@ -791,8 +818,8 @@ class Comm:
             s.address, out.counts, out.displs, r.address, into.counts, into.displs, s.kind, self._handle, on),
             send, recv)
 
-    def gatherv(self, send: Array, recv: Array | None = None, counts: Counts | None = None,
-                displs: Counts | None = None, root: int = 0, stream: Stream | None = None) -> Array:
+    def gatherv(self, send: AnyArray, recv: Array | None = None, counts: Counts | None = None,
+                displs: Counts | None = None, root: int = 0, stream: Stream | None = None) -> Array | None:
         """The `send` of rank r as part r of the root's `recv`; what describes that is ignored elsewhere."""
         s = place("send", send)
         r = self._of_root(root, "recv", recv, s, True)
@@ -801,7 +828,7 @@ class Comm:
             s.address, s.count, r.address, parts.counts, parts.displs, s.kind, _int("root", root), self._handle, on),
             send, recv)
 
-    def scatterv(self, send: Array | None, recv: Array, counts: Counts | None = None, displs: Counts | None = None,
+    def scatterv(self, send: AnyArray | None, recv: Array, counts: Counts | None = None, displs: Counts | None = None,
                  root: int = 0, stream: Stream | None = None) -> Array:
         """Part r of the root's `send` in the `recv` of rank r; what describes that is ignored elsewhere."""
         r = place("recv", recv, writable=True)
@@ -838,7 +865,7 @@ class _Made:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _end(self, end):
@@ -851,7 +878,7 @@ class _Made:
 class Registration(_Made):
     """An array that a communicator was told of."""
 
-    def __init__(self, comm: Comm, array: Array) -> None:
+    def __init__(self, comm: Comm, array: AnyArray) -> None:
         at, handle = place("array", array), ctypes.c_void_p()
         _check(_c.ncclCommRegister(comm._handle, at.address, at.bytes, ctypes.byref(handle)))
         super().__init__(comm, array, handle)
@@ -864,13 +891,13 @@ class Registration(_Made):
 class Window(_Made):
     """Memory of each rank, into which the other ranks of its host write."""
 
-    def __init__(self, comm: Comm, array: Array) -> None:
+    def __init__(self, comm: Comm, array: AnyArray) -> None:
         at, handle = place("array", array, writable=True), ctypes.c_void_p()
         flags = _gen.NCCL_WIN_DEFAULT
         _check(_c.ncclCommWindowRegister(comm._handle, at.address, at.bytes, ctypes.byref(handle), flags))
         super().__init__(comm, array, handle)
 
-    def put(self, data: Array, to: int, at: int = 0, signal: int = 0, stream: Stream | None = None) -> None:
+    def put(self, data: AnyArray, to: int, at: int = 0, signal: int = 0, stream: Stream | None = None) -> None:
         """Writes elements into a rank's window, from its element `at` on, then counts up a signal (0 to
         15) of that rank."""
         d = place("data", data)
@@ -891,7 +918,7 @@ class Window(_Made):
 class MultipliedSum(_Made):
     """A sum in which this rank's elements are first multiplied; pass it as an operation."""
 
-    def __init__(self, comm: Comm, factor: Any) -> None:
+    def __init__(self, comm: Comm, factor: Factor) -> None:
         at, op = place("factor", factor if hasattr(factor, "numel") else np.asarray(factor)), ctypes.c_int()
         at.length("factor", 1)
         now = _gen.ncclScalarResidence_t.ncclScalarHostImmediate

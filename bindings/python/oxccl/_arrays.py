@@ -1,12 +1,35 @@
 """What the library has to know of a NumPy array or a PyTorch tensor."""
 
+from __future__ import annotations
+
 import ctypes
 import sys
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, Union
 
 import numpy as np
 
 from ._gen import ncclDataType_t
+
+
+class AnyArray(Protocol):
+    """An array that calls take: a NumPy array or a PyTorch tensor on the CPU, whose elements lie one behind
+    the other. Lists and masked arrays are refused."""
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def shape(self) -> Any: ...
+
+
+# Where users find it.
+AnyArray.__module__ = "oxccl"
+
+#: An array of a call that returns one of the same type.
+Array = TypeVar("Array", bound=AnyArray)
+#: A number for each rank, as a list or an array of integers.
+Counts = Union[Sequence[int], np.ndarray]
 
 # The types by NumPy's and PyTorch's names. NumPy itself lacks the last three: the package ml_dtypes has them.
 NAMES = {
@@ -64,6 +87,10 @@ def place(name, array, like=None, writable=False):
 
 
 def _of_array(name, array, writable):
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(...), or {name}.data"
+        )
     flags = array.flags
     # Other orders are refused: ranks whose arrays differ in it would mix up their elements.
     if not flags.c_contiguous:

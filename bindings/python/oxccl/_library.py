@@ -13,12 +13,17 @@ from ._gen import ncclResult_t
 
 def _load():
     beside, named = Path(__file__).with_name("liboxccl.so.2"), os.environ.get("OXCCL_LIBRARY")
-    path = named or (str(beside) if beside.exists() else "liboxccl.so.2")
+    if named:
+        path, where = named, f"OXCCL_LIBRARY names {named}"
+    elif beside.exists():
+        path, where = str(beside), f"OXCCL_LIBRARY is not set, and {beside} is there"
+    else:
+        path = "liboxccl.so.2"
+        where = (f"OXCCL_LIBRARY is not set, {beside} is not there, and the system (LD_LIBRARY_PATH, ldconfig) "
+                 f"has no {path} that loads")
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        own = f"{beside} is not there, and the system (LD_LIBRARY_PATH, ldconfig) has no liboxccl.so.2"
-        where = f"OXCCL_LIBRARY names {named}" if named else own
         raise ImportError(
             f"the library of oxccl cannot be loaded: {error}; {where}. Set OXCCL_LIBRARY to the path of liboxccl.so.2, "
             "as `cargo xtask install` puts it into PREFIX/lib, or install the wheel, which has it"

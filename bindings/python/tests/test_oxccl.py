@@ -3,6 +3,7 @@
 Plain Python: `python test_oxccl.py`.
 """
 
+import ctypes
 import gc
 import inspect
 import os
@@ -16,7 +17,7 @@ import numpy as np
 import oxccl
 from oxccl._arrays import NAMES
 from oxccl import AVG, MAX, MIN, PROD, SUM
-from oxccl._gen import ncclResult_t
+from oxccl._gen import ncclCollConfig_t, ncclResult_t
 
 RANKS = 4
 
@@ -286,7 +287,8 @@ def options_of_calls(comm):
         ):
             expected = call(*arrays).copy()
             same(call(*arrays, options=options), expected)
-    expect_error(TypeError, "size is no option of a call; expected one of plan, deterministic, deadline_ms, minCTAs", lambda: oxccl.CallOptions(size=1))
+    known = "size is no option of a call; expected one of plan, deterministic, deadline_ms, minCTAs"
+    expect_error(TypeError, known, lambda: oxccl.CallOptions(size=1))
     expect_error(ValueError, "userProfilerTag is -1", lambda: oxccl.CallOptions(userProfilerTag=-1))
     expect_error(ValueError, "without zeros", lambda: oxccl.CallOptions(plan="a\0b"))
     for text, options in (
@@ -295,6 +297,57 @@ def options_of_calls(comm):
         ("no algorithm that the call selects serves", oxccl.CallOptions(algSelection="SYMK_ST")),
     ):
         expect_error(oxccl.Error, text, lambda: comm.all_reduce(one, options=options))
+
+
+def every_field_is_an_option():
+    """Each field of C's structure but those that the library fills can be given, and arrives there."""
+
+    def fields(options):
+        data = bytes(options._config)
+        places = {name: getattr(ncclCollConfig_t, name) for name, _ in ncclCollConfig_t._fields_}
+        return {name: data[place.offset:place.offset + place.size] for name, place in places.items()}
+
+    plain = fields(oxccl.CallOptions())
+    for name, kind in ncclCollConfig_t._fields_:
+        if name in ("size", "magic", "version", "ext"):
+            continue
+        value = {ctypes.c_char_p: "ring", ctypes.c_void_p: oxccl.Event()}.get(kind, 2)
+        options = oxccl.CallOptions(**{name: value})
+        differing = [field for field, value in fields(options).items() if value != plain[field]]
+        assert differing == [name], (name, differing)
+
+
+def event_of_a_call(comm):
+    """The event comes up behind its call, for which rank 0 waits until the others call, too."""
+    part, stream, event, x = comm.split(0), oxccl.Stream(), oxccl.Event(), np.ones(3)
+    assert event.done()
+    options = oxccl.CallOptions(launchCompletionEvent=event)
+    if comm.rank == 0:
+        part.all_reduce(x, stream=stream, options=options)
+        assert not event.done()
+    comm.broadcast(np.zeros(1))
+    if comm.rank != 0:
+        part.all_reduce(x, stream=stream, options=options)
+    stream.synchronize()
+    assert event.done()
+    same(x, [RANKS] * 3)
+
+    def twice():
+        with oxccl.Group():
+            part.all_reduce(x, stream=stream, options=options)
+            part.all_reduce(x, stream=stream, options=options)
+
+    expect_error(oxccl.Error, "two calls of a group have a launchCompletionEvent", twice)
+    wrong = "launchCompletionEvent is 5; expected an oxccl.Event"
+    expect_error(TypeError, wrong, lambda: oxccl.CallOptions(launchCompletionEvent=5))
+    part.close()
+
+
+def not_numbers(comm):
+    """MAX and MIN prefer a number to a NaN."""
+    x = np.array([np.nan if comm.rank == 0 else comm.rank, np.nan])
+    same(comm.all_reduce(x.copy(), op=MAX), [RANKS - 1, np.nan])
+    same(comm.all_reduce(x.copy(), op=MIN), [1, np.nan])
 
 
 def encrypted():
@@ -355,6 +408,9 @@ def errors(comm):
     expect_error(TypeError, "complex128", lambda: comm.all_reduce(np.zeros(3, complex)))
     expect_error(TypeError, "expected float64", lambda: comm.all_reduce(x, np.zeros(3, np.float32)))
     expect_error(TypeError, "a list", lambda: comm.all_reduce([1.0]))
+    masked = np.ma.array(np.ones(3), mask=[0, 1, 0])
+    expect_error(TypeError, "send is a masked array, whose mask would be ignored", lambda: comm.all_reduce(masked))
+    expect_error(TypeError, "recv is a masked array", lambda: comm.all_reduce(x, masked))
     expect_error(TypeError, "root is 0.5; expected a number", lambda: comm.broadcast(x, 0.5))
     expect_error(TypeError, "stream is 5; expected an oxccl.Stream", lambda: comm.all_reduce(x, stream=5))
     expect_error(TypeError, "options is 5; expected oxccl.CallOptions", lambda: comm.all_reduce(x, options=5))
@@ -465,6 +521,8 @@ def rank(comm):
     made_from_others(comm)
     options_and_devices(comm)
     options_of_calls(comm)
+    event_of_a_call(comm)
+    not_numbers(comm)
     errors(comm)
 
 
@@ -507,12 +565,17 @@ def interface():
         hints = function.__annotations__
         bare = [name for name in named if name not in hints]
         assert not bare and "return" in hints, (function, bare)
+        # Callers know more of what they pass and get than that it is something.
+        vague = [name for name, hint in hints.items() if "Any" in hint.replace("AnyArray", "")]
+        assert not vague, (function, vague)
     comm = oxccl.Comm(1, oxccl.UniqueId(), 0)
     for name, op in {"sum": SUM, "Prod": PROD, "max": MAX, "min": MIN, "avg": AVG}.items():
         same(comm.all_reduce(np.full(3, 2.0), op=name), comm.all_reduce(np.full(3, 2.0), op=op))
     for wrong in ("mean", 2, None):
         expect_error(ValueError, f"op is {wrong!r}; expected", lambda: comm.all_reduce(np.zeros(3), op=wrong))
     assert repr(comm) == "<oxccl.Comm, rank 0 of 1>"
+    for name in ("rank", "size"):
+        expect_error(AttributeError, "", lambda: setattr(comm, name, 5))
     with comm.multiplied_sum(np.float64(2)) as double:
         same(comm.all_reduce(np.ones(3), op=double), np.full(3, 2.0))
     expect_error(oxccl.Error, "operation was closed", lambda: comm.all_reduce(np.ones(3), op=double))
@@ -537,12 +600,14 @@ def interrupted():
 
 if __name__ == "__main__":
     interface()
+    every_field_is_an_option()
     if "OXCCL_RANK" in os.environ:
         rank(oxccl.Comm())
     else:
         on_threads()
         encrypted()
-        expect_error(oxccl.Error, "1 of 2 ranks did not come", lambda: oxccl.Comm(2, oxccl.UniqueId(), 0, init_timeout=0.001))
+        late = lambda: oxccl.Comm(2, oxccl.UniqueId(), 0, init_timeout=0.001)
+        expect_error(oxccl.Error, "1 of 2 ranks did not come", late)
         nothing_leaks()
         taken_by_another_thread()
         interrupted()

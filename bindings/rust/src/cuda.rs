@@ -394,6 +394,22 @@ impl Comm {
     /// )
     /// # }
     /// ```
+    ///
+    /// The slices cannot be used while the graph may be launched:
+    ///
+    /// ```compile_fail,E0505
+    /// # extern crate oxccl_rs as oxccl;
+    /// # use oxccl::{ReduceOp, cuda};
+    /// # fn f(comm: &cuda::Comm, mut data: cudarc::driver::CudaSlice<f32>) -> oxccl::Result<()> {
+    /// comm.capture(
+    ///     |group| comm.all_reduce_in_place_on(group, &mut data, ReduceOp::Sum),
+    ///     |graph| {
+    ///         drop(data);
+    ///         graph.launch()
+    ///     },
+    /// )
+    /// # }
+    /// ```
     pub fn capture<'g, R>(
         &'g self,
         calls: impl FnOnce(&Group<'g>) -> Result<()>,

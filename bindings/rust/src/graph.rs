@@ -58,14 +58,17 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// A graph ends with its scope:
     ///
-    /// ```compile_fail
+    /// ```compile_fail,E0521
     /// # extern crate oxccl_rs as oxccl;
     /// # fn f(comm: oxccl::Comm, mut stream: oxccl::Stream) -> oxccl::Result<()> {
-    /// let mut x = [1];
-    /// let graph = stream.scope(|s| {
-    ///     s.capture(|| comm.all_reduce_in_place_on(s, &mut x, oxccl::ReduceOp::Sum))
+    /// let (mut x, mut kept) = ([1], None);
+    /// stream.scope(|s| {
+    ///     let graph =
+    ///         s.capture(|| comm.all_reduce_in_place_on(s, &mut x, oxccl::ReduceOp::Sum))?;
+    ///     kept = Some(graph);
+    ///     Ok(())
     /// })?;
-    /// graph.launch()
+    /// # Ok(())
     /// # }
     /// ```
     pub fn capture(&'scope self, f: impl FnOnce() -> Result<()>) -> Result<Graph<'scope>> {

@@ -55,7 +55,8 @@
 //! A forked child cannot use what its parent made: calls fail there.
 //!
 //! One operation has no safe form: [`Comm::put`], which writes into the memory of another rank. Its
-//! caller promises that nobody uses what it writes before its signal is seen. [`ffi`] has the
+//! caller promises that nobody uses what it writes before its signal is seen. One option has none,
+//! either: [`CallOptions::launch_completion_event`], which takes an event of C. [`ffi`] has the
 //! functions of C.
 //!
 //! With the feature `cudarc` the module `cuda` has communicators on GPUs, for slices and streams of

@@ -1,6 +1,6 @@
 //! Options of one collective, and the encryption of connections.
 
-use crate::call::check;
+use crate::call::{check, number};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use capi::nccl::coll_config::{
@@ -12,9 +12,9 @@ use capi::nccl::info::NCCL_VERSION_CODE;
 use capi::nccl::types::{
     NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO,
 };
-use capi::oxccl::types::{OXCCL_VENDOR_ID, oxcclCallOption_t};
-use std::ffi::{CString, c_int, c_uint};
-use std::ptr::{null, null_mut};
+use capi::oxccl::types::{OXCCL_VENDOR_ID, oxcclCallOption_t, oxcclEvent_t};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::ptr::{null, null_mut, without_provenance_mut};
 use std::time::Duration;
 
 /// The policy of a call about thread blocks of GPUs.
@@ -32,7 +32,8 @@ pub enum CtaPolicy {
 /// Options of one collective, for [`Comm::with`]. What is not set is left to the communicator.
 ///
 /// All ranks set the same: where thread blocks, policy or algorithms differ, the calls differ,
-/// which is an error on all ranks. Deadline and tag are each rank's own.
+/// which is an error on all ranks. Deadline and tag are each rank's own, and the event is, if all
+/// ranks have one.
 ///
 /// ```
 /// # extern crate oxccl_rs as oxccl;
@@ -57,8 +58,12 @@ pub struct CallOptions {
     deadline: Option<Duration>,
     min_ctas: Option<usize>,
     max_ctas: Option<usize>,
+    nvls_ctas: Option<usize>,
+    cga_cluster_size: Option<usize>,
     cta_policy: Option<CtaPolicy>,
     tag: u64,
+    /// The handle of the event as a number, so that options can go to other threads; 0 for none.
+    event: usize,
 }
 
 impl CallOptions {
@@ -114,6 +119,18 @@ impl CallOptions {
         self
     }
 
+    /// Sets the number of thread blocks for NVLink multicast. It has no effect: there is none.
+    pub fn nvls_ctas(mut self, count: usize) -> Self {
+        self.nvls_ctas = Some(count);
+        self
+    }
+
+    /// Sets the number of thread blocks per cluster. It has no effect: there are no clusters.
+    pub fn cga_cluster_size(mut self, size: usize) -> Self {
+        self.cga_cluster_size = Some(size);
+        self
+    }
+
     /// Sets the policy about thread blocks of GPUs.
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
@@ -123,6 +140,22 @@ impl CallOptions {
     /// Sets the number by which profilers and `oxccl ras` know the call, below 2⁶³; 0 for none.
     pub fn tag(mut self, tag: u64) -> Self {
         self.tag = tag;
+        self
+    }
+
+    /// Sets an event that is recorded on the stream of the call, behind the call; null for none.
+    /// Either all ranks set one, or none; in a group at most one call of a communicator has one.
+    /// Another thread can ask the event whether the call is complete, while the scope of the call
+    /// still waits.
+    ///
+    /// It is an event of [`oxcclEventCreate`](crate::ffi::oxccl::event::oxcclEventCreate); for a
+    /// communicator on a GPU it may also be one of CUDA, such as cudarc's `CudaEvent::cu_event`.
+    ///
+    /// # Safety
+    /// An event of CUDA is alive in all calls with these options. Any other value is safe: a call
+    /// fails if its event is none of the communicator's device.
+    pub unsafe fn launch_completion_event(mut self, event: oxcclEvent_t) -> Self {
+        self.event = event.addr();
         self
     }
 
@@ -153,18 +186,33 @@ impl CallOptions {
             extension.next = ext;
             ext = extension;
         }
-        let mut config = ncclCollConfig_t { ext, ..ncclCollConfig_t::default() };
-        config.algSelection = algorithms.as_ref().map_or(null(), |names| names.as_ptr());
-        config.forceAlgSelection = c_int::from(!self.or_automatic);
-        config.minCTAs = self.min_ctas.map_or(config.minCTAs, crate::call::number);
-        config.maxCTAs = self.max_ctas.map_or(config.maxCTAs, crate::call::number);
-        config.CTAPolicy = self.cta_policy.map_or(config.CTAPolicy, |policy| match policy {
-            CtaPolicy::Default => NCCL_CTA_POLICY_DEFAULT,
-            CtaPolicy::Efficiency => NCCL_CTA_POLICY_EFFICIENCY,
-            CtaPolicy::Zero => NCCL_CTA_POLICY_ZERO,
-        });
-        config.userProfilerTag = self.tag;
-        call(&config)
+        call(&self.fields(ext, algorithms.as_deref().map_or(null(), CStr::as_ptr)))
+    }
+
+    /// Returns C's structure with the list of the library's own options and with a text.
+    fn fields(&self, ext: *mut ncclConfigExt, algorithms: *const c_char) -> ncclCollConfig_t {
+        let unset = ncclCollConfig_t::default();
+        let or = |value: Option<usize>, unset| value.map_or(unset, number);
+        // All fields by name, so that a new one is not forgotten.
+        ncclCollConfig_t {
+            size: unset.size,
+            magic: unset.magic,
+            version: unset.version,
+            ext,
+            minCTAs: or(self.min_ctas, unset.minCTAs),
+            maxCTAs: or(self.max_ctas, unset.maxCTAs),
+            nvlsCTAs: or(self.nvls_ctas, unset.nvlsCTAs),
+            cgaClusterSize: or(self.cga_cluster_size, unset.cgaClusterSize),
+            algSelection: algorithms,
+            forceAlgSelection: c_int::from(!self.or_automatic),
+            CTAPolicy: self.cta_policy.map_or(unset.CTAPolicy, |policy| match policy {
+                CtaPolicy::Default => NCCL_CTA_POLICY_DEFAULT,
+                CtaPolicy::Efficiency => NCCL_CTA_POLICY_EFFICIENCY,
+                CtaPolicy::Zero => NCCL_CTA_POLICY_ZERO,
+            }),
+            userProfilerTag: self.tag,
+            launchCompletionEvent: without_provenance_mut(self.event),
+        }
     }
 }
 
@@ -229,4 +277,49 @@ pub fn set_encryption(key: Option<&str>) -> Result<()> {
     };
     // SAFETY: the structure is complete, and its key ends with a zero.
     check(unsafe { ncclSetEncryption(&config) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CallOptions, CtaPolicy};
+    use crate::error::Result;
+    use capi::nccl::coll_config::ncclCollConfig_t;
+    use capi::nccl::types::NCCL_CTA_POLICY_ZERO;
+    use std::ffi::CStr;
+    use std::ptr::without_provenance_mut;
+
+    #[test]
+    fn every_field_is_an_option() -> Result<()> {
+        let event = without_provenance_mut(9);
+        let options = CallOptions::new().min_ctas(1).max_ctas(2).nvls_ctas(3).cga_cluster_size(4);
+        let options = options.algorithms("ring").or_automatic().cta_policy(CtaPolicy::Zero).tag(5);
+        // SAFETY: it is in no call.
+        let options = unsafe { options.launch_completion_event(event) };
+        options.deterministic(true).lend(|config| {
+            // Without `..`: a new field does not compile here before it is compared.
+            let ncclCollConfig_t {
+                size: _,
+                magic: _,
+                version: _,
+                ext,
+                minCTAs: 1,
+                maxCTAs: 2,
+                nvlsCTAs: 3,
+                cgaClusterSize: 4,
+                algSelection,
+                forceAlgSelection: 0,
+                CTAPolicy: NCCL_CTA_POLICY_ZERO,
+                userProfilerTag: 5,
+                launchCompletionEvent,
+            } = *config
+            else {
+                panic!("other fields");
+            };
+            assert!(!ext.is_null());
+            // SAFETY: a text that is valid until this function returns.
+            assert_eq!(unsafe { CStr::from_ptr(algSelection) }, c"ring");
+            assert_eq!(launchCompletionEvent, event);
+            Ok(())
+        })
+    }
 }

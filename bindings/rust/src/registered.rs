@@ -23,6 +23,18 @@ impl Comm {
     /// Large operations on registered memory may be read by the other ranks of the host without a
     /// copy in between, where the system allows it. A [`Buffer`](crate::Buffer) is used in place
     /// without this.
+    ///
+    /// The slice stays borrowed while it is registered, so its memory cannot be freed:
+    ///
+    /// ```compile_fail,E0505
+    /// # extern crate oxccl_rs as oxccl;
+    /// # fn f(comm: oxccl::Comm) -> oxccl::Result<()> {
+    /// let mut data = vec![1.0; 1000];
+    /// let mut registered = comm.register(&mut data)?;
+    /// drop(data);
+    /// comm.all_reduce_in_place(&mut registered, oxccl::ReduceOp::Sum)
+    /// # }
+    /// ```
     pub fn register<'a, T: Element>(&'a self, data: &'a mut [T]) -> Result<Registered<'a, T>> {
         let mut handle = null_mut();
         // SAFETY: the slice is borrowed while it is registered; there is a place for the handle.

@@ -218,6 +218,21 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Buffers of its calls cannot be used before the group has ended:
+///
+/// ```compile_fail,E0502
+/// # extern crate oxccl_rs as oxccl;
+/// # fn f(comm: oxccl::Comm) -> oxccl::Result<()> {
+/// let (mine, mut theirs) = ([1], [0]);
+/// oxccl::group(|g| {
+///     comm.send_on(g, &mine, 1)?;
+///     comm.recv_on(g, &mut theirs, 1)?;
+///     println!("{theirs:?}");
+///     Ok(())
+/// })
+/// # }
+/// ```
 pub fn group<'env, R>(
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>,
 ) -> Result<R> {

@@ -5,9 +5,12 @@ extern crate oxccl_rs as oxccl;
 mod common;
 
 use common::{on_ranks, text};
+use oxccl::ffi::nccl::types::ncclResult_t;
+use oxccl::ffi::oxccl::event::{oxcclEventCreate, oxcclEventDestroy, oxcclEventQuery};
 use oxccl::{
     Buffer, CallOptions, Code, Comm, CtaPolicy, Id, ReduceOp, Result, Stream, group, set_encryption,
 };
+use std::ptr::null_mut;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -18,7 +21,7 @@ fn all() -> [CallOptions; 4] {
     let new = CallOptions::new;
     [
         new().min_ctas(1).max_ctas(4).cta_policy(CtaPolicy::Efficiency).tag(1 << 40),
-        new().algorithms("^ring").or_automatic(),
+        new().algorithms("^ring").or_automatic().nvls_ctas(4).cga_cluster_size(2),
         new().plan("one_shot").deterministic(true),
         new().algorithms("one_shot,ring").deadline(Duration::from_secs(60)),
     ]
@@ -49,6 +52,45 @@ fn calls_with_options_do_what_they_do_without() {
 }
 
 #[test]
+fn the_event_is_recorded_behind_its_call() {
+    let called = Barrier::new(2);
+    let done = |event| {
+        // SAFETY: any handle may be passed.
+        match unsafe { oxcclEventQuery(event) } {
+            ncclResult_t::ncclSuccess => true,
+            ncclResult_t::ncclInProgress => false,
+            code => panic!("{code:?}"),
+        }
+    };
+    let states = |comm: Comm| -> Result<[bool; 3]> {
+        let mut event = null_mut();
+        // SAFETY: a place for the handle.
+        assert_eq!(unsafe { oxcclEventCreate(&mut event) }, ncclResult_t::ncclSuccess);
+        // SAFETY: it is no event of CUDA.
+        let with_event = unsafe { CallOptions::new().launch_completion_event(event) };
+        let (before, mut during, mut x) = (done(event), false, [1]);
+        Stream::new()?.scope(|s| {
+            if comm.rank() == 1 {
+                called.wait();
+            }
+            comm.with(&with_event).all_reduce_in_place_on(s, &mut x, SUM)?;
+            if comm.rank() == 0 {
+                during = done(event);
+                // Rank 1 calls now.
+                called.wait();
+            }
+            Ok(())
+        })?;
+        let after = done(event);
+        assert_eq!(x, [2]);
+        // SAFETY: any handle may be passed.
+        assert_eq!(unsafe { oxcclEventDestroy(event) }, ncclResult_t::ncclSuccess);
+        Ok([before, during, after])
+    };
+    assert_eq!(on_ranks(2, states), [Ok([true, false, true]), Ok([true, false, true])]);
+}
+
+#[test]
 fn a_plan_by_name_is_what_runs() {
     const COUNT: usize = 1 << 18;
     let in_place = |comm: Comm| -> Result<[u64; 2]> {
@@ -73,6 +115,7 @@ fn wrong_options_are_named_and_nothing_is_begun() {
         (new().algorithms("no_such"), "argument algSelection is \"no_such\""),
         (new().max_ctas(65), "argument maxCTAs is 65"),
         (new().min_ctas(3).max_ctas(2), "argument minCTAs is 3"),
+        (new().nvls_ctas(0), "argument nvlsCTAs is 0"),
         (new().tag(1 << 63), "argument userProfilerTag is 0x8000000000000000"),
         (new().deadline(Duration::ZERO), "argument oxcclOptionDeadlineMs is 0"),
         (new().plan("ring").algorithms("tree"), "algSelection or this option, not both"),

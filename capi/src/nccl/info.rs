@@ -49,7 +49,7 @@ fn error_string(result: MaybeUninit<ncclResult_t>) -> *const c_char {
     text.as_ptr()
 }
 
-/// Returns the text of the last error, never null; it lives until this thread's next error.
+/// Returns the text of the last error, never null.
 fn last_error(comm: ncclComm_t) -> *const c_char {
     let of_comm = objects::holder(comm, "ncclGetLastError").ok().and_then(|c| c.state().err());
     of_comm.or_else(boundary::last).map_or(c"".as_ptr(), boundary::remember)
@@ -79,7 +79,8 @@ pub unsafe extern "C" fn ncclGetErrorString(result: MaybeUninit<ncclResult_t>) -
 /// Returns the text of the last error: of the communicator, if it has failed, else of this thread,
 /// else of the process.
 ///
-/// `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
+/// `comm`: a handle or null. The text has one place for each thread, which has the text of the
+/// thread's next error then. Blocks: never.
 ///
 /// # Safety
 /// Any handle may be passed.

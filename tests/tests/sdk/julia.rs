@@ -58,6 +58,22 @@ fn the_system_finds_the_library_unless_the_environment_names_it() {
     load.args(["-O0", &project, "-e", "using OxCCL"]).env("OXCCL_LIBRARY", "/nonexistent.so");
     let (status, text) = run(prefix(), &mut load);
     assert!(status == Some(1) && text.contains("/nonexistent.so"), "{status:?}: {text}");
+    assert!(text.contains("OXCCL_LIBRARY names /nonexistent.so"), "{text}");
+    assert!(text.contains("Set OXCCL_LIBRARY to the path of"), "{text}");
+    // Where nobody names it and the system does not find it, the error tells where it looked.
+    load = Command::new("julia");
+    load.args(["-O0", &project, "-e", "using OxCCL"]);
+    let output = load.env_remove("OXCCL_LIBRARY").env_remove("LD_LIBRARY_PATH").output();
+    let output = output.expect("it runs");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{text}");
+    assert!(
+        text.contains(
+            "OXCCL_LIBRARY is not set, nor is the preference `library`, and the system \
+             (LD_LIBRARY_PATH, ldconfig) has no liboxccl.so.2"
+        ),
+        "{text}"
+    );
     assert!(text.contains("Set OXCCL_LIBRARY to the path of"), "{text}");
 }
 

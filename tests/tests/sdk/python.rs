@@ -60,14 +60,26 @@ fn a_library_that_is_not_there_is_an_error() {
     if !have_numpy() {
         return;
     }
-    let mut command = Command::new("python3");
-    command.args(["-c", "import oxccl"]).env("OXCCL_LIBRARY", "/nonexistent.so");
-    let output = python(&mut command).output().expect("it runs");
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        !output.status.success() && text.contains("OXCCL_LIBRARY names /nonexistent.so"),
-        "{text}"
-    );
+    let import = |variable: Option<&str>| {
+        let mut command = Command::new("python3");
+        command.args(["-c", "import oxccl"]).env_remove("LD_LIBRARY_PATH");
+        match variable {
+            Some(path) => command.env("OXCCL_LIBRARY", path),
+            None => command.env_remove("OXCCL_LIBRARY"),
+        };
+        let output = python(&mut command).output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains("Set OXCCL_LIBRARY to the path of liboxccl.so.2"), "{text}");
+        text
+    };
+    let text = import(Some("/nonexistent.so"));
+    assert!(text.contains("OXCCL_LIBRARY names /nonexistent.so"), "{text}");
+    // Without the variable it looks beside the package, and then asks the system.
+    let text = import(None);
+    assert!(text.contains("OXCCL_LIBRARY is not set, "), "{text}");
+    assert!(text.contains("bindings/python/oxccl/liboxccl.so.2 is not there"), "{text}");
+    assert!(text.contains("the system (LD_LIBRARY_PATH, ldconfig) has no liboxccl.so.2"), "{text}");
 }
 
 #[test]

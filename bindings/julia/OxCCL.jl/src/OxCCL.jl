@@ -17,7 +17,7 @@ include("raw_gen.jl")
 
 export Comm, Stream, Event, Graph, UniqueId, OxCCLError
 export Allreduce!, Bcast!, Reduce!, Allgather!, Reduce_scatter!, Alltoall!, Gather!, Scatter!, Send, Recv!
-export Allreduce, Reduce, Allgather, Gather, Alltoall
+export Allreduce, Reduce, Allgather, Gather, Scatter, Alltoall, Barrier
 export VBuffer, Allgatherv!, Reduce_scatterv!, Alltoallv!, Gatherv!, Scatterv!
 export Window, put, signal, wait_signals
 export synchronize, group, estimate, capture, launch, update!, record, alloc, clear!
@@ -27,21 +27,25 @@ export shrink, grow, grow_id, abort, revoke, suspend, resume, premulsum, registe
 
 const UUID = Base.UUID("5d1b6c0e-3f0a-4d53-9c3b-0c2b7c1f9a42")
 
+# The library, and a text about where it comes from.
 function library()
     path = get(ENV, "OXCCL_LIBRARY", "")
-    if isempty(path) && isdefined(Base, :get_preferences)
-        path = get(Base.get_preferences(UUID), "library", "")
-    end
-    return isempty(path) ? "liboxccl.so.2" : path
+    isempty(path) || return path, "OXCCL_LIBRARY names $path"
+    # Julia 1.5 has no preferences.
+    path = isdefined(Base, :get_preferences) ? get(Base.get_preferences(UUID), "library", "") : ""
+    isempty(path) || return path, "OXCCL_LIBRARY is not set, and the preference `library` names $path"
+    path = "liboxccl.so.2"
+    return path, "OXCCL_LIBRARY is not set, nor is the preference `library`, and the system (LD_LIBRARY_PATH, " *
+                 "ldconfig) has no $path that loads"
 end
 
 function __init__()
-    path = library()
+    path, looked = library()
     handle = try
         Libdl.dlopen(path)
     catch e
-        error("the library of OxCCL cannot be loaded: $(sprint(showerror, e)). Set OXCCL_LIBRARY to the path of " *
-            "liboxccl.so.2, as `cargo xtask install` puts it into PREFIX/lib, or LD_LIBRARY_PATH to that folder")
+        error("the library of OxCCL cannot be loaded: $(sprint(showerror, e)); $looked. Set OXCCL_LIBRARY to the " *
+            "path of liboxccl.so.2, as `cargo xtask install` puts it into PREFIX/lib, or LD_LIBRARY_PATH to that folder")
     end
     for (i, name) in enumerate(FUNCTIONS)
         address = Libdl.dlsym_e(handle, name)
@@ -127,7 +131,8 @@ datatype(::Type{Float64}) = ncclFloat64
 datatype(::Type{T}) where {T} = throw(OxCCLError(ncclInvalidArgument, -1, -1,
     "elements of type $T: expected Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64, BF16, F8E4M3 " *
     "or F8E5M2; " * (T === Bool ? "`UInt8.(x)` reduced by max or min is `or` or `and`" :
-                     T <: Complex ? "`reinterpret` shares complex numbers as twice as many real ones" : "convert them")))
+                     T <: Complex ? "`reinterpret($(real(T)), z)` passes real and imaginary parts, which + adds; " *
+                                    "other operations are not those of complex numbers" : "convert them")))
 
 # Types of elements that Julia has none for; the bits only.
 "bfloat16, the upper half of a `Float32`: its bits."
@@ -155,8 +160,9 @@ operation(op::ncclRedOp_t) = Cint(op)
 operation(op) = throw(OxCCLError(ncclInvalidArgument, -1, -1,
     "operation $op: expected +, *, max, min, a constant such as OxCCL.ncclAvg, or a `premulsum`"))
 
-"Arrays whose elements lie one behind the other."
-const Elements{T} = Union{DenseArray{T}, Base.FastContiguousSubArray{T}}
+"Arrays whose elements lie one behind the other, also as elements of another type."
+const Elements{T} = Union{DenseArray{T}, Base.FastContiguousSubArray{T},
+                          Base.ReinterpretArray{T,N,S,A} where {N,S,A<:DenseArray}}
 
 # Where the elements lie.
 address(x::Elements) = Ptr{Cvoid}(pointer(x))
@@ -483,6 +489,15 @@ mutable struct Comm
     size::Int
 end
 
+# The handle of a communicator that has not been ended.
+@inline function open_handle(c::Comm)
+    c.handle == C_NULL && throw(OxCCLError(
+        ncclInvalidUsage, c.rank, -1, "the communicator was closed or aborted; make a new one"))
+    return c.handle
+end
+
+Base.show(io::IO, c::Comm) = print(io, "Comm(rank $(c.rank) of $(c.size)$(c.handle == C_NULL ? ", closed" : ""))")
+
 Comm(; options...) = create((place, config) -> oxcclCommInitEnv(place, config), options)
 Comm(size::Integer, id::UniqueId, rank::Integer; options...) =
     create((place, config) -> ncclCommInitRankConfig(place, size, id.raw, rank, config), options)
@@ -561,24 +576,25 @@ end
 
 "Communicators of the ranks with equal color, ordered by key; nothing for the color `NCCL_SPLIT_NOCOLOR`."
 function Base.split(c::Comm, color::Integer, key::Integer; options...)
-    part = create((place, config) -> ncclCommSplit(c.handle, color, key, place, config), options)
+    parent = open_handle(c)
+    part = create((place, config) -> ncclCommSplit(parent, color, key, place, config), options)
     # The others still need a rank without a part.
-    part === nothing && rest(c.handle)
+    part === nothing && rest(parent)
     return part
 end
 
 "A communicator without some ranks, which need not be alive; all others call. It ends `c`'s operations."
 function shrink(c::Comm, exclude; options...)
-    list = collect(Cint, exclude)
+    parent, list = open_handle(c), collect(Cint, exclude)
     return create(options) do place, config
-        ncclCommShrink(c.handle, list, length(list), place, config, NCCL_SHRINK_ABORT)
+        ncclCommShrink(parent, list, length(list), place, config, NCCL_SHRINK_ABORT)
     end
 end
 
 "The id by which ranks join one growth of a communicator; the rank that calls it passes it to [`grow`](@ref)."
 function grow_id(c::Comm)
     place = Ref{ncclUniqueId}()
-    check(ncclCommGetUniqueId(c.handle, place))
+    check(ncclCommGetUniqueId(open_handle(c), place))
     return UniqueId(place[])
 end
 
@@ -590,57 +606,68 @@ end
 A communicator of `size` ranks. All ranks of `c` call, and keep their numbers; the one that called
 [`grow_id`](@ref) passes the id. Those that join call with the id and their rank. Waits until all have come.
 """
-grow(c::Comm, size::Integer; options...) =
-    create((place, config) -> ncclCommGrow(c.handle, size, C_NULL, -1, place, config), options)
-grow(c::Comm, size::Integer, id::UniqueId; options...) =
-    create((place, config) -> ncclCommGrow(c.handle, size, Ref(id.raw), -1, place, config), options)
-grow(size::Integer, id::UniqueId, rank::Integer; options...) =
-    create((place, config) -> ncclCommGrow(C_NULL, size, Ref(id.raw), rank, place, config), options)
+grow(c::Comm, size::Integer; options...) = grown(open_handle(c), size, C_NULL, -1, options)
+grow(c::Comm, size::Integer, id::UniqueId; options...) = grown(open_handle(c), size, Ref(id.raw), -1, options)
+grow(size::Integer, id::UniqueId, rank::Integer; options...) = grown(C_NULL, size, Ref(id.raw), rank, options)
+
+grown(parent, size, id, rank, options) =
+    create((place, config) -> ncclCommGrow(parent, size, id, rank, place, config), options)
 
 "Ends the operations of a communicator, which can then only be split, shrunk, closed or aborted. Blocks a second at most."
-revoke(c::Comm) = check(ncclCommRevoke(c.handle, NCCL_REVOKE_DEFAULT))
+revoke(c::Comm) = check(ncclCommRevoke(open_handle(c), NCCL_REVOKE_DEFAULT))
 
 "Gives memory of a communicator back to the system; until [`resume`](@ref) it takes no operations."
-suspend(c::Comm) = check(ncclCommSuspend(c.handle, NCCL_SUSPEND_MEM))
+suspend(c::Comm) = check(ncclCommSuspend(open_handle(c), NCCL_SUSPEND_MEM))
 
 "Lets a suspended communicator take operations again."
-resume(c::Comm) = check(ncclCommResume(c.handle))
+resume(c::Comm) = check(ncclCommResume(open_handle(c)))
 
 "How much memory, in bytes, a communicator takes in this process; `ncclStatGpuMemSuspended` is 1 while it is suspended."
 function memory(c::Comm, stat::ncclCommMemStat_t)
     place = Ref{UInt64}()
-    check(ncclCommMemStats(c.handle, stat, place))
+    check(ncclCommMemStats(open_handle(c), stat, place))
     return place[]
 end
 
 "How many collectives so far read or wrote the other ranks' buffers where they lie."
 function in_place(c::Comm)
     place = Ref{UInt64}()
-    check(oxcclCommInPlace(c.handle, place))
+    check(oxcclCommInPlace(open_handle(c), place))
     return place[]
 end
 
 "How many operations so far had their data moved by copy engines of a GPU."
 function by_copy_engines(c::Comm)
     place = Ref{UInt64}()
-    check(oxcclCommByCopyEngines(c.handle, place))
+    check(oxcclCommByCopyEngines(open_handle(c), place))
     return place[]
 end
 
 "The index of the device that a communicator works on."
 function device(c::Comm)
     place = Ref{Cint}()
-    check(ncclCommCuDevice(c.handle, place))
+    check(ncclCommCuDevice(open_handle(c), place))
     return Int(place[])
 end
 
-"Ends a communicator at once: its operations fail, and those of the other ranks. Blocks a second at most."
+"""
+    abort(comm)
+
+Ends a communicator at once: its operations fail, and those of the other ranks. Blocks a second at most. Does
+nothing if it was ended before.
+"""
 function abort(c::Comm)
+    c.handle == C_NULL && return nothing
     handle, c.handle = c.handle, C_NULL
     return check(ncclCommAbort(handle))
 end
 
-"Completes all operations and ends a communicator; waits for the other ranks. Nothing is left of one that failed."
+"""
+    close(comm)
+
+Completes all operations and ends a communicator; waits for the other ranks. Nothing is left of one that failed.
+Does nothing if it was ended before.
+"""
 function Base.close(c::Comm)
     c.handle == C_NULL && return nothing
     failed = rest(c.handle) != ncclSuccess
@@ -653,7 +680,7 @@ function Base.close(c::Comm)
 end
 
 "Bounds how many seconds an operation may wait for a rank without getting anywhere; `Inf` is no bound."
-timeout!(c::Comm, seconds::Real) = check(oxcclCommSetTimeout(c.handle, nanoseconds(seconds)))
+timeout!(c::Comm, seconds::Real) = check(oxcclCommSetTimeout(open_handle(c), nanoseconds(seconds)))
 
 nanoseconds(seconds) = isfinite(seconds) ? round(Int64, 1e9 * seconds) : -1
 
@@ -663,7 +690,7 @@ struct PreMulSum
     comm::Comm
 end
 
-Base.close(op::PreMulSum) = check(ncclRedOpDestroy(op.number, op.comm.handle))
+Base.close(op::PreMulSum) = check(ncclRedOpDestroy(op.number, open_handle(op.comm)))
 
 operation(op::PreMulSum) = op.number
 
@@ -672,7 +699,7 @@ function premulsum(c::Comm, factor::T) where {T}
     place, scalar = Ref{Cint}(), Ref(factor)
     GC.@preserve place scalar begin
         to, from = Base.unsafe_convert(Ptr{Cint}, place), Base.unsafe_convert(Ptr{T}, scalar)
-        check(ncclRedOpCreatePreMulSum(to, from, datatype(T), ncclScalarHostImmediate, c.handle))
+        check(ncclRedOpCreatePreMulSum(to, from, datatype(T), ncclScalarHostImmediate, open_handle(c)))
     end
     return PreMulSum(place[], c)
 end
@@ -687,11 +714,11 @@ end
 "Registers an array."
 function register(c::Comm, data::Elements{T}) where {T}
     place = Ref{Ptr{Cvoid}}()
-    check(ncclCommRegister(c.handle, address(data), sizeof(T) * length(data), place))
+    check(ncclCommRegister(open_handle(c), address(data), sizeof(T) * length(data), place))
     return Registration(c, place[], data)
 end
 
-Base.close(r::Registration) = check(ncclCommDeregister(r.comm.handle, r.handle))
+Base.close(r::Registration) = check(ncclCommDeregister(open_handle(r.comm), r.handle))
 
 # ---- Operations ----
 

@@ -24,7 +24,7 @@ function Allreduce!(send::Elements{T}, recv::Elements{T}, op::O, c::Comm; stream
     expect("Allreduce!", "recv", length(recv), length(send))
     run(c, stream, send, recv) do on
         configured(ncclAllReduce, ncclAllReduceConfig, options,
-                   address(send), address(recv), length(send), datatype(T), operation(op), c.handle, on)
+                   address(send), address(recv), length(send), datatype(T), operation(op), open_handle(c), on)
     end
     return recv
 end
@@ -35,7 +35,7 @@ Allreduce!(data::Elements, op::O, c::Comm; stream = nothing, options...) where {
 function Bcast!(data::Elements{T}, root::Integer, c::Comm; stream = nothing, options...) where {T}
     run(c, stream, data) do on
         configured(ncclBroadcast, ncclBroadcastConfig, options,
-                   address(data), address(data), length(data), datatype(T), root, c.handle, on)
+                   address(data), address(data), length(data), datatype(T), root, open_handle(c), on)
     end
     return data
 end
@@ -46,7 +46,7 @@ function Reduce!(send::Elements{T}, recv::Elements{T}, op::O, root::Integer, c::
     c.rank == root && expect("Reduce!", "recv", length(recv), length(send))
     run(c, stream, send, recv) do on
         configured(ncclReduce, ncclReduceConfig, options,
-                   address(send), address(recv), length(send), datatype(T), operation(op), root, c.handle, on)
+                   address(send), address(recv), length(send), datatype(T), operation(op), root, open_handle(c), on)
     end
     return recv
 end
@@ -56,7 +56,7 @@ function Allgather!(send::Elements{T}, recv::Elements{T}, c::Comm; stream = noth
     expect("Allgather!", "recv", length(recv), length(send) * c.size)
     run(c, stream, send, recv) do on
         configured(ncclAllGather, ncclAllGatherConfig, options,
-                   address(send), address(recv), length(send), datatype(T), c.handle, on)
+                   address(send), address(recv), length(send), datatype(T), open_handle(c), on)
     end
     return recv
 end
@@ -67,7 +67,7 @@ function Reduce_scatter!(send::Elements{T}, recv::Elements{T}, op::O, c::Comm;
     expect("Reduce_scatter!", "send", length(send), length(recv) * c.size)
     run(c, stream, send, recv) do on
         configured(ncclReduceScatter, ncclReduceScatterConfig, options,
-                   address(send), address(recv), length(recv), datatype(T), operation(op), c.handle, on)
+                   address(send), address(recv), length(recv), datatype(T), operation(op), open_handle(c), on)
     end
     return recv
 end
@@ -79,7 +79,7 @@ function Alltoall!(send::Elements{T}, recv::Elements{T}, c::Comm; stream = nothi
     expect("Alltoall!", "recv", length(recv), length(send))
     run(c, stream, send, recv) do on
         configured(ncclAlltoAll, ncclAlltoAllConfig, options,
-                   address(send), address(recv), count, datatype(T), c.handle, on)
+                   address(send), address(recv), count, datatype(T), open_handle(c), on)
     end
     return recv
 end
@@ -89,7 +89,7 @@ function Gather!(send::Elements{T}, recv::Elements{T}, root::Integer, c::Comm; s
     c.rank == root && expect("Gather!", "recv", length(recv), length(send) * c.size)
     run(c, stream, send, recv) do on
         configured(ncclGather, ncclGatherConfig, options,
-                   address(send), address(recv), length(send), datatype(T), root, c.handle, on)
+                   address(send), address(recv), length(send), datatype(T), root, open_handle(c), on)
     end
     return recv
 end
@@ -99,7 +99,7 @@ function Scatter!(send::Elements{T}, recv::Elements{T}, root::Integer, c::Comm; 
     c.rank == root && expect("Scatter!", "send", length(send), length(recv) * c.size)
     run(c, stream, send, recv) do on
         configured(ncclScatter, ncclScatterConfig, options,
-                   address(send), address(recv), length(recv), datatype(T), root, c.handle, on)
+                   address(send), address(recv), length(recv), datatype(T), root, open_handle(c), on)
     end
     return recv
 end
@@ -107,7 +107,7 @@ end
 "`Send(data, rank, comm)`: to a rank, which receives as many elements."
 function Send(data::Elements{T}, to::Integer, c::Comm; stream = nothing) where {T}
     run(c, stream, data) do on
-        ncclSend(address(data), length(data), datatype(T), to, c.handle, on)
+        ncclSend(address(data), length(data), datatype(T), to, open_handle(c), on)
     end
     return nothing
 end
@@ -115,7 +115,7 @@ end
 "`Recv!(data, rank, comm)`: from a rank, which sends as many elements."
 function Recv!(data::Elements{T}, from::Integer, c::Comm; stream = nothing) where {T}
     run(c, stream, data) do on
-        ncclRecv(address(data), length(data), datatype(T), from, c.handle, on)
+        ncclRecv(address(data), length(data), datatype(T), from, open_handle(c), on)
     end
     return data
 end

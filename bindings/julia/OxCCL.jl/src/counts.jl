@@ -32,7 +32,7 @@ function Allgatherv!(send::Elements{T}, recv::VBuffer{T}, c::Comm; stream = noth
     parts("Allgatherv!", "recv", recv, c)
     run(c, stream, send, recv.data) do on
         oxcclAllGatherv(address(send), length(send), address(recv.data), recv.counts, recv.displs, datatype(T),
-                        c.handle, on)
+                        open_handle(c), on)
     end
     return recv.data
 end
@@ -44,7 +44,7 @@ function Reduce_scatterv!(send::Elements{T}, recv::Elements{T}, counts, op::O, c
     expect("Reduce_scatterv!", "send", length(send), sum(counts))
     expect("Reduce_scatterv!", "recv", length(recv), counts[c.rank+1])
     run(c, stream, send, recv) do on
-        oxcclReduceScatterv(address(send), address(recv), blocks.counts, datatype(T), operation(op), c.handle, on)
+        oxcclReduceScatterv(address(send), address(recv), blocks.counts, datatype(T), operation(op), open_handle(c), on)
     end
     return recv
 end
@@ -55,7 +55,7 @@ function Alltoallv!(send::VBuffer{T}, recv::VBuffer{T}, c::Comm; stream = nothin
     parts("Alltoallv!", "recv", recv, c)
     run(c, stream, send.data, recv.data) do on
         oxcclAlltoAllv(address(send.data), send.counts, send.displs, address(recv.data), recv.counts, recv.displs,
-                       datatype(T), c.handle, on)
+                       datatype(T), open_handle(c), on)
     end
     return recv.data
 end
@@ -65,7 +65,7 @@ function Gatherv!(send::Elements{T}, recv::Union{VBuffer{T},Nothing}, root::Inte
     at_root("Gatherv!", "recv", recv, root, c)
     to, counts, displs = places(recv, root, c)
     run(c, stream, send, to) do on
-        oxcclGatherv(address(send), length(send), address(to), counts, displs, datatype(T), root, c.handle, on)
+        oxcclGatherv(address(send), length(send), address(to), counts, displs, datatype(T), root, open_handle(c), on)
     end
     return recv === nothing ? nothing : recv.data
 end
@@ -75,7 +75,7 @@ function Scatterv!(send::Union{VBuffer{T},Nothing}, recv::Elements{T}, root::Int
     at_root("Scatterv!", "send", send, root, c)
     from, counts, displs = places(send, root, c)
     run(c, stream, recv, from) do on
-        oxcclScatterv(address(from), counts, displs, address(recv), length(recv), datatype(T), root, c.handle, on)
+        oxcclScatterv(address(from), counts, displs, address(recv), length(recv), datatype(T), root, open_handle(c), on)
     end
     return recv
 end

@@ -1,15 +1,17 @@
 # Options of one collective, and the encryption of connections.
 
-# The fields of ncclCollConfig_t that do not point anywhere, and the library's own options.
-const CALL_FIELDS = fieldnames(ncclCollConfig_t)[5:end-1]
+# The fields of ncclCollConfig_t behind those that are filled here.
+const CALL_FIELDS = fieldnames(ncclCollConfig_t)[5:end]
 """
 The names of the options of one collective, which are keywords of the eight that NCCL gives options, alike on
 all ranks: the fields of `ncclCollConfig_t`, such as `maxCTAs = 4` or `algSelection = "ring,tree"`; `plan`, the
 algorithm by a name of `oxccl plan`; `deterministic = true` for the same bits always; and `deadline`, the
 seconds that the call may wait for another rank.
+
+`launchCompletionEvent = e` takes an `Event`, which is recorded on the call's stream behind the call. Either all
+ranks give an event, or none; in a group at most one call of a communicator has one.
 """
 const CALL_OPTIONS = (CALL_FIELDS..., :plan, :deterministic, :deadline)
-
 
 # Calls a collective, with options where there are any.
 @inline configured(plain, with, options, arguments...) =
@@ -23,7 +25,7 @@ function lend(f, options)
     end
     # As NCCL_COLLCONFIG_INITIALIZER has it.
     unset(name, T) = name === :forceAlgSelection ? T(1) : name === :userProfilerTag ? T(0) :
-                     T === Cstring ? "" : typemin(T)
+                     T === Cstring ? "" : T === Ptr{Cvoid} ? nothing : typemin(T)
     given = Dict{Symbol,Any}(name => value isa AbstractString ? String(value) : value for (name, value) in options)
     field(name, T) = value_for_c(T, get(given, name, unset(name, T)))
     own = Tuple{oxcclCallOption_t,Ptr{Cvoid}}[]
@@ -40,7 +42,7 @@ function lend(f, options)
         end
         fields = (field(name, fieldtype(ncclCollConfig_t, name)) for name in CALL_FIELDS)
         config = Ref(ncclCollConfig_t(
-            sizeof(ncclCollConfig_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, next, fields..., C_NULL))
+            sizeof(ncclCollConfig_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, next, fields...))
         return f(config)
     end
 end
@@ -48,6 +50,11 @@ end
 # C's value; of a text, which must live as long, where it lies.
 value_for_c(T, value) = T(value)
 value_for_c(::Type{Cstring}, value::String) = Base.unsafe_convert(Cstring, value)
+# The only pointers among the fields are events.
+value_for_c(::Type{Ptr{Cvoid}}, ::Nothing) = C_NULL
+value_for_c(::Type{Ptr{Cvoid}}, event::Event) = event.handle
+value_for_c(::Type{Ptr{Cvoid}}, other) =
+    throw(ArgumentError("launchCompletionEvent is $(repr(other)); expected an OxCCL.Event"))
 
 # An integer in the place of a pointer: in its first bytes.
 integer(value) = Ptr{Cvoid}(UInt(ENDIAN_BOM == 0x04030201 ? reinterpret(UInt32, Cint(value)) :

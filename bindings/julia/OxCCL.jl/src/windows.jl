@@ -14,11 +14,11 @@ end
 
 function Window(c::Comm, data::Elements{T}) where {T}
     place = Ref{Ptr{Cvoid}}()
-    check(ncclCommWindowRegister(c.handle, address(data), sizeof(T) * length(data), place, NCCL_WIN_DEFAULT))
+    check(ncclCommWindowRegister(open_handle(c), address(data), sizeof(T) * length(data), place, NCCL_WIN_DEFAULT))
     return Window{T}(c, place[], data)
 end
 
-Base.close(w::Window) = check(ncclCommWindowDeregister(w.comm.handle, w.handle))
+Base.close(w::Window) = check(ncclCommWindowDeregister(open_handle(w.comm), w.handle))
 
 """
     put(data, window, to, at, number)
@@ -31,13 +31,14 @@ function put(data::Elements{T}, w::Window{T}, to::Integer, at::Integer, number::
         ncclInvalidArgument, -1, -1, "put: at is $at; expected an element of the window, 1 or more"))
     offset = (at - 1) * sizeof(T)
     return run(w.comm, stream, data, w) do on
-        ncclPutSignal(address(data), length(data), datatype(T), to, w.handle, offset, number, 0, 0, w.comm.handle, on)
+        ncclPutSignal(address(data), length(data), datatype(T), to, w.handle, offset, number, 0, 0,
+                      open_handle(w.comm), on)
     end
 end
 
 "`signal(to, number, comm)`: counts up a signal, 0 to 15, of a rank; what was put there before is there when it is seen."
 signal(to::Integer, number::Integer, c::Comm; stream = nothing) =
-    run(on -> ncclSignal(to, number, 0, 0, c.handle, on), c, stream)
+    run(on -> ncclSignal(to, number, 0, 0, open_handle(c), on), c, stream)
 
 """
     wait_signals(comm, (from, number, count)...)
@@ -47,5 +48,5 @@ Waits until rank `from` has sent so many signals of this number that nobody has 
 """
 function wait_signals(c::Comm, signals::Tuple{Integer,Integer,Integer}...; stream = nothing)
     list = [ncclWaitSignalDesc_t(count, from, number, 0) for (from, number, count) in signals]
-    return run(on -> ncclWaitSignal(length(list), list, c.handle, on), c, stream)
+    return run(on -> ncclWaitSignal(length(list), list, open_handle(c), on), c, stream)
 end

@@ -53,6 +53,9 @@ function bits(value, mantissa, bias)
     return (e + bias) << mantissa | Int((value / 2.0^e - 1) * 2^mantissa)
 end
 
+# How many ranks have come to the barrier.
+const ENTERED = Threads.Atomic{Int}(0)
+
 # MPI.jl's forms, with the rank after the communicator, new arrays, and numbers.
 function as_in_mpi(c)
     rank, own = c.rank, fill(c.rank + 1, 2)
@@ -72,7 +75,21 @@ function as_in_mpi(c)
     all = zeros(Int, 2 * RANKS)
     Gather!(own, root(all), c; root = 1)
     @test all == (rank == 1 ? blocks : zeros(Int, 2 * RANKS))
+    @test Gather(own, 1, c) == root(blocks) && Reduce(own, +, 1, c) == root([10, 10]) && Reduce(rank, max, 1, c) == root(3)
+    summed = copy(own)
+    Reduce!(summed, +, 1, c)
+    @test rank != 1 || summed == [10, 10]
     @test Scatter!(root(blocks), out, c; root = 1) == own
+    @test Scatter(root(collect(1.0:RANKS)), Float64, c; root = 1) === rank + 1.0
+    @test Scatter(collect(1:RANKS), Int, 2, c) === rank + 1
+    for call in (s -> Allreduce(1, +, c; stream = s), s -> Reduce(1, +, c; stream = s), s -> Scatter([1], Int, c; stream = s))
+        @test_throws ArgumentError call(Stream())
+    end
+    # Nobody leaves before the last one has come.
+    rank == 0 && sleep(0.01)
+    Threads.atomic_add!(ENTERED, 1)
+    Barrier(c)
+    @test WORLD !== nothing || ENTERED[] == RANKS
     @test Alltoall(collect(1:RANKS) .+ 10 * rank, c) == [rank + 1 + 10 * r for r in 0:RANKS-1]
     part = fill(rank, rank)
     Gatherv!(part, root(VBuffer(zeros(Int, 6), 0:3)), c; root = 1)
@@ -89,9 +106,14 @@ function as_in_mpi(c)
     half = split(c, rank % 2, rank)
     @test half.size == 2
     close(half)
-    for (elements, text) in [([true], "Bool: expected Int8"), (Int16[1], "Int16"), ([1.0im], "twice as many real")]
+    for (elements, text) in [([true], "Bool: expected Int8"), (Int16[1], "Int16"),
+                             ([1.0im], "`reinterpret(Float64, z)` passes real and imaginary parts")]
         expect_error(() -> Allreduce!(elements, +, c), ncclInvalidArgument, text)
     end
+    # What that text advises.
+    z = [rank + 1im, 2.0]
+    Allreduce!(reinterpret(Float64, z), +, c)
+    @test z == [6 + 4im, 8] && Allgather(reinterpret(Float64, z), c) == repeat([6, 4, 8, 0], RANKS)
     for wrong in (() -> Reduce!(own, nothing, +, c; root = rank), () -> Gather!(own, nothing, c; root = rank),
                   () -> Scatter!(nothing, out, c; root = rank))
         expect_error(wrong, ncclInvalidArgument, "is nothing; the root needs an array")
@@ -320,6 +342,52 @@ end
     end
 end
 
+@testset "every field of C's options" begin
+    # What a call gets: the bytes of each field.
+    fields(options) = OxCCL.lend(Dict{Symbol,Any}(options)) do config
+        GC.@preserve config begin
+            start, T = Ptr{UInt8}(Base.unsafe_convert(Ptr{OxCCL.ncclCollConfig_t}, config)), OxCCL.ncclCollConfig_t
+            return map(1:fieldcount(T)) do i
+                unsafe_wrap(Array, start + fieldoffset(T, i), sizeof(fieldtype(T, i))) |> copy
+            end
+        end
+    end
+    plain, T = fields(()), OxCCL.ncclCollConfig_t
+    text = Base.fieldindex(T, :algSelection)
+    for (i, name) in enumerate(fieldnames(T))
+        name in (:size, :magic, :version, :ext) && continue
+        value = fieldtype(T, i) === Cstring ? "ring" : fieldtype(T, i) === Ptr{Cvoid} ? Event() : 2
+        given = fields((name => value,))
+        # Without a value a text lies elsewhere in each call.
+        @test Set([i, text]) == Set([findall(given .!= plain); text])
+    end
+end
+
+@testset "the event of a call" begin
+    on_ranks() do c
+        s, e, own = Stream(), Event(), [c.rank + 1]
+        part = OxCCL.split(c, 0, 0)
+        @test OxCCL.isdone(e)
+        # It comes up behind its call, for which rank 0 waits until the others call, too.
+        if c.rank == 0
+            Allreduce!(own, +, part; stream = s, launchCompletionEvent = e)
+            @test !OxCCL.isdone(e)
+        end
+        Barrier(c)
+        c.rank == 0 || Allreduce!(own, +, part; stream = s, launchCompletionEvent = e)
+        synchronize(s)
+        @test OxCCL.isdone(e) && own == [10]
+        expect_error(ncclInvalidUsage, "two calls of a group have a launchCompletionEvent") do
+            group() do
+                Allreduce!(own, +, part; stream = s, launchCompletionEvent = e)
+                Allreduce!(own, +, part; stream = s, launchCompletionEvent = e)
+            end
+        end
+        @test_throws ArgumentError Allreduce!(own, +, part; launchCompletionEvent = 5)
+        foreach(close, (part, c))
+    end
+end
+
 @testset "encryption" begin
     expect_error(() -> OxCCL.set_encryption!("short"), ncclInvalidArgument, "argument psk is a text of 5 bytes")
     @test_throws ArgumentError OxCCL.set_encryption!("a\0b")
@@ -360,6 +428,7 @@ end
 @testset "errors" begin
     on_ranks() do c
         x = zeros(3)
+        @test repr(c) == "Comm(rank $(c.rank) of 4)"
         expect_error(() -> Bcast!(x, 4, c), ncclInvalidArgument, "root")
         expect_error(() -> Allgather!(x, x, c), ncclInvalidArgument, "recv has 3 elements; expected 12")
         expect_error(() -> Allgatherv!(x, VBuffer(x, [3, 0, 0]), c), ncclInvalidArgument,
@@ -402,7 +471,14 @@ end
             @test e.peer == 0
         end
         close(c)
-        expect_error(() -> Allreduce!(x, +, c), ncclInvalidArgument, "null")
+        @test repr(c) == "Comm(rank $(c.rank) of 4, closed)"
+        foreach(end_ -> (@test end_(c) === nothing), (close, abort))
+        for call in (c -> Allreduce!(x, +, c), c -> Allreduce!(x, +, c; stream = Stream()), c -> Send(x, 0, c),
+                     c -> Allgatherv!(x, VBuffer(zeros(12), [3, 3, 3, 3]), c), c -> signal(0, 0, c), Barrier,
+                     c -> OxCCL.split(c, 0, 0), c -> shrink(c, [1]), c -> grow(c, 5), grow_id, OxCCL.device, suspend,
+                     c -> register(c, x), c -> Window(c, x), c -> premulsum(c, 2.0), c -> OxCCL.timeout!(c, 1))
+            expect_error(() -> call(c), ncclInvalidUsage, "the communicator was closed or aborted")
+        end
     end
     @test OxCCL.version().nccl == v"2.32.3"
 end
@@ -447,7 +523,7 @@ function make_and_drop(parent)
     synchronize(s)
     foreach(close, (registered, w, alone))
     for _ in 1:100
-        expect_error(() -> Bcast!(x, 0, alone), ncclInvalidArgument, "null")
+        expect_error(() -> Bcast!(x, 0, alone), ncclInvalidUsage, "closed")
     end
 end
 

@@ -58,7 +58,8 @@ fn isa() -> Isa {
 /// Copies `len` bytes. With `streaming` the stores bypass the cache.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `len` bytes, and they do not overlap unless equal.
+/// `src` is readable and `dst` writable for `len` bytes. Where they overlap, the result is right
+/// only if they are equal.
 pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, streaming: bool) {
     if std::ptr::eq(dst, src) {
         return;
@@ -74,7 +75,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, streaming: bool) {
     }
     let _ = streaming;
     // SAFETY: passed on from the caller.
-    unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
+    unsafe { std::ptr::copy(src, dst, len) };
 }
 
 /// Makes streamed stores visible to others before later stores. Called once after streaming copies.
@@ -92,7 +93,7 @@ unsafe fn stream_copy(dst: *mut u8, src: *const u8, len: usize) {
     use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
     let head = dst.align_offset(32).min(len);
     // SAFETY: head ≤ len.
-    unsafe { std::ptr::copy_nonoverlapping(src, dst, head) };
+    unsafe { std::ptr::copy(src, dst, head) };
     let mut at = head;
     while at + 128 <= len {
         // SAFETY: 128 bytes from `at` lie within both buffers, and dst + at is 32-byte aligned.
@@ -112,7 +113,7 @@ unsafe fn stream_copy(dst: *mut u8, src: *const u8, len: usize) {
         at += 128;
     }
     // SAFETY: the rest lies within both buffers.
-    unsafe { std::ptr::copy_nonoverlapping(src.add(at), dst.add(at), len - at) };
+    unsafe { std::ptr::copy(src.add(at), dst.add(at), len - at) };
 }
 
 /// Folds `srcs` from left to right and writes the result to every one of `dsts`.
