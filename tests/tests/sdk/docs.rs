@@ -1,8 +1,8 @@
 //! The book in `docs/` and README: all pages and links are there, and the code runs.
 //!
 //! A block of code is written to `program.c` (`.cpp`, `.jl`, `.py`, `.go`, `.rs`) in the page's
-//! folder; a block of `sh`, whose words say what it needs, is run there. Blocks of `text` are not
-//! run.
+//! folder, or to the file that the line before names, as in "A program, `graph.c`:"; a block of
+//! `sh`, whose words say what it needs, is run there. Blocks of `text` are not run.
 
 use crate::{ROOT, folder, have, prefix, watch};
 use oxccl_tests::job::{bind_to_parent, wait_until};
@@ -13,6 +13,10 @@ use std::time::{Duration, Instant};
 
 /// From the pages' folder.
 const README: &str = "../README.md";
+
+/// Pages beside the book, from its folder.
+const BESIDE: [&str; 4] =
+    [README, "../ARCHITECTURE.md", "../examples/README.md", "../bindings/rust/README.md"];
 
 fn docs() -> PathBuf {
     Path::new(ROOT).join("docs")
@@ -39,11 +43,45 @@ fn pages(below: &str) -> Vec<String> {
     found
 }
 
-/// Where the links of a text lead, without what lies outside.
-fn links(text: &str) -> Vec<&str> {
+/// Where the links of a text lead, without what lies outside: paths, which are empty for the page
+/// itself, and anchors, which are empty for a page as a whole.
+fn links(text: &str) -> Vec<(&str, &str)> {
     let ends = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-    let paths = ends.map(|(link, _)| link.split('#').next().unwrap_or_default());
-    paths.filter(|path| !path.is_empty() && !path.contains("://")).collect()
+    let inside = ends.map(|(link, _)| link).filter(|link| !link.contains("://"));
+    inside.map(|link| link.split_once('#').unwrap_or((link, ""))).collect()
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook make them.
+fn anchors(text: &str) -> Vec<String> {
+    let (mut found, mut is_code) = (Vec::<(String, usize)>::new(), false);
+    let mut anchors = Vec::new();
+    for line in text.lines() {
+        is_code ^= line.starts_with("```");
+        let title = line.trim_start_matches('#');
+        if is_code || title.len() == line.len() || !title.starts_with(' ') {
+            continue;
+        }
+        // Of a link only its text.
+        let parts = title.trim().split("](").enumerate();
+        let shown = parts.map(|(i, part)| match part.split_once(')') {
+            Some((_, rest)) if i > 0 => rest,
+            _ => part,
+        });
+        let shown = shown.collect::<String>().to_lowercase().replace(' ', "-");
+        let kept = |c: &char| c.is_alphanumeric() || ['-', '_'].contains(c);
+        let anchor: String = shown.chars().filter(kept).collect();
+        match found.iter_mut().find(|(earlier, _)| *earlier == anchor) {
+            Some((_, times)) => {
+                *times += 1;
+                anchors.push(format!("{anchor}-{times}"));
+            }
+            None => {
+                found.push((anchor.clone(), 0));
+                anchors.push(anchor);
+            }
+        }
+    }
+    anchors
 }
 
 /// A page without what it quotes of other pages, which is tested where it stands.
@@ -59,16 +97,32 @@ fn own_text(page: &str) -> String {
     own
 }
 
-/// The blocks of a page's own text: what stands behind the opening marks, and the contents.
-fn blocks(text: &str) -> Vec<(String, String)> {
+/// A block of a page's own text.
+struct Block {
+    /// What stands behind the opening marks.
+    words: String,
+    contents: String,
+    /// The file that the line before names at its end.
+    file: Option<String>,
+}
+
+/// The blocks of a page's own text.
+fn blocks(text: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
-    let mut open: Option<(String, String)> = None;
+    let (mut open, mut file): (Option<Block>, _) = (None, None);
     for line in text.lines() {
         match (line.strip_prefix("```"), &mut open) {
-            (Some(words), None) => open = Some((words.to_owned(), String::new())),
+            (Some(words), None) => {
+                let (words, contents, file) = (words.to_owned(), String::new(), file.take());
+                open = Some(Block { words, contents, file });
+            }
             (Some(_), Some(_)) => blocks.extend(open.take()),
-            (None, Some((_, contents))) => *contents += &format!("{line}\n"),
-            (None, None) => {}
+            (None, Some(block)) => block.contents += &format!("{line}\n"),
+            (None, None) if line.is_empty() || xtask::quoted::source(line).is_some() => {}
+            (None, None) => {
+                let named = line.strip_suffix("`:").and_then(|line| line.rsplit_once('`'));
+                file = named.map(|(_, name)| name.to_owned());
+            }
         }
     }
     assert!(open.is_none(), "a block has no end");
@@ -78,18 +132,97 @@ fn blocks(text: &str) -> Vec<(String, String)> {
 #[test]
 fn the_summary_has_all_pages_and_links_lead_somewhere() {
     let summary = read(&docs().join("SUMMARY.md"));
-    let mut listed = links(&summary);
+    let mut listed: Vec<_> = links(&summary).into_iter().map(|(path, _)| path).collect();
     listed.sort_unstable();
     assert_eq!(listed, pages(""));
-    for page in listed.iter().chain(&[README]) {
-        let text = read(&docs().join(page));
-        for link in links(&text) {
-            let at = docs().join(page).with_file_name(link);
-            assert!(at.exists(), "{page} links to {link}");
+    for page in listed.iter().chain(&BESIDE) {
+        let own = docs().join(page);
+        let text = read(&own);
+        for (path, anchor) in links(&text) {
+            let at = if path.is_empty() { own.clone() } else { own.with_file_name(path) };
+            assert!(at.exists(), "{page} links to {path}");
+            let is_there = anchor.is_empty() || anchors(&read(&at)).iter().any(|a| a == anchor);
+            assert!(is_there, "{page} links to {path}#{anchor}: no heading there has this name");
         }
     }
     let book = read(&docs().join("book.toml"));
     assert!(book.contains("src = \".\""), "{book}");
+}
+
+#[test]
+fn headings_have_the_anchors_that_github_gives_them() {
+    let text = "# C++: `a_b`, and [C](c.md)\n```sh\n# no\n```\n## Two\n### Two\n#no\n";
+    assert_eq!(anchors(text), ["c-a_b-and-c", "two", "two-1"].map(str::to_owned));
+}
+
+/// Texts of shells and loaders, which the page about troubles explains.
+const OF_OTHERS: [&str; 3] = [
+    "oxccl: command not found",
+    "Package oxccl was not found in the pkg-config search path",
+    "error while loading shared libraries: liboxccl.so.2",
+];
+
+/// The sources below a folder without comments and tests; a text that goes on in the next line is
+/// in one.
+fn sources(folder: &Path) -> String {
+    let mut all = String::new();
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            all += &sources(&path);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let text = read(&path);
+            let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+            for line in code.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
+                match line.strip_suffix('\\') {
+                    Some(begun) => all += begun,
+                    None => all += &format!("{line}\n"),
+                }
+            }
+        }
+    }
+    all
+}
+
+/// What a text of the page has literally of the source: what stands between ellipses, numbers and
+/// names of functions.
+fn literal(text: &str) -> Vec<String> {
+    let varies = |word: &str| word.starts_with("nccl") || word.contains(|c: char| c.is_numeric());
+    let words = text.split(' ').map(|word| if varies(word) { "…" } else { word });
+    let text = words.collect::<Vec<_>>().join(" ");
+    let pieces = text.split('…').map(|piece| piece.trim_matches(|c: char| !c.is_alphanumeric()));
+    pieces.filter(|piece| !piece.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn texts_that_troubleshooting_explains_are_printed() {
+    let folders = ["runtime/src", "capi/src", "tools/cli/src", "plugins"];
+    let sources: String = folders.iter().map(|at| sources(&Path::new(ROOT).join(at))).collect();
+    let page = read(&docs().join("troubleshooting.md"));
+    let happens = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let quoted = happens.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let mut ours = 0;
+    for text in quoted.filter(|text| !OF_OTHERS.contains(text)) {
+        for piece in literal(text) {
+            assert!(sources.contains(&piece), "{text:?}: nothing prints {piece:?}");
+        }
+        ours += 1;
+    }
+    assert!(ours >= 12, "only {ours} texts were found");
+}
+
+#[test]
+fn programs_that_a_new_user_writes_replace_no_others() {
+    let mut names = Vec::new();
+    for page in [README, "quick-start.md"] {
+        let files = blocks(&own_text(page)).into_iter().filter_map(|block| block.file);
+        names.extend(files);
+    }
+    assert!(names.len() >= 2, "{names:?}");
+    let mut distinct = names.clone();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), names.len(), "{names:?}");
 }
 
 #[test]
@@ -118,7 +251,7 @@ fn run_page(page: &str) -> usize {
     let folder = folder(&format!("docs-{}", page.replace('/', "-")));
     let text_of_page = own_text(page);
     let (mut waiting, mut ran) = (None, 0);
-    for (words, contents) in blocks(&text_of_page) {
+    for Block { words, contents, file } in blocks(&text_of_page) {
         let (language, needs) = words.split_once(' ').unwrap_or((&words, ""));
         let suffix = match language {
             "text" | "yaml" => continue,
@@ -144,7 +277,10 @@ fn run_page(page: &str) -> usize {
         };
         assert!(waiting.is_none(), "{page}: nothing runs the block before that of {language}");
         waiting = Some(language.to_owned());
-        std::fs::write(folder.join(format!("program.{suffix}")), contents).expect("a file");
+        // A header, for example, is only spoken of.
+        let named = file.filter(|name| name.ends_with(&format!(".{suffix}")));
+        let file = named.unwrap_or_else(|| format!("program.{suffix}"));
+        std::fs::write(folder.join(file), contents).expect("a file");
     }
     assert!(waiting.is_none(), "{page}: nothing runs the last block");
     ran

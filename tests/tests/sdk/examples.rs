@@ -1,6 +1,8 @@
-//! The examples on 4 ranks, in each language: they run, and find out a library that is wrong.
+//! The examples on 4 ranks, in each language: they run by the commands of their README, and find
+//! out a library that is wrong.
 
 use crate::{ROOT, folder, have, on_four_ranks, pkg_config, prefix, run, succeed, watch};
+use oxccl_tests::missing;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,8 +76,7 @@ fn command(name: &str, start: Start, program: &[OsString]) -> Command {
 
 /// Runs all examples of a folder, and once more with a wrong library, where `wrong_at` is the
 /// variable that puts it before the right one.
-fn check(folder: &str, program: impl Fn(&str) -> Vec<OsString>, wrong_at: Option<&str>) {
-    assert_eq!(names(&examples().join(folder)), EXAMPLES.map(|(name, ..)| name));
+fn check(folder: &str, program: impl Fn(&str) -> Vec<OsString>, wrong_at: &str) {
     let mpirun = have("mpirun");
     for (name, start, ranks) in EXAMPLES {
         if start == Start::Mpirun && !mpirun {
@@ -84,9 +85,8 @@ fn check(folder: &str, program: impl Fn(&str) -> Vec<OsString>, wrong_at: Option
         let program = program(name);
         let text = succeed(&mut command(name, start, &program));
         assert_eq!(text.matches("verified\n").count(), ranks, "{folder}/{name}: {text}");
-        let Some(variable) = wrong_at else { continue };
         let mut command = command(name, start, &program);
-        let (status, text) = run(prefix(), command.env(variable, wrong()));
+        let (status, text) = run(prefix(), command.env(wrong_at, wrong()));
         let unnoticed = status == Some(0) || text.contains("verified");
         assert!(status.is_some() && !unnoticed, "{folder}/{name}: {status:?}: {text}");
     }
@@ -113,7 +113,7 @@ fn compile(language: &str, suffix: &str, compilers: [&str; 2], flags: &[&str]) -
 fn in_c() {
     if have("cc") && have("pkg-config") {
         let folder = compile("c", "c", ["cc", "mpicc"], &[]);
-        check("c", |name| vec![folder.join(name).into()], Some("LD_PRELOAD"));
+        check("c", |name| vec![folder.join(name).into()], "LD_PRELOAD");
     }
 }
 
@@ -123,7 +123,7 @@ fn in_cpp() {
         // Open MPI's own C++ interface, which is no more, does not compile without warnings.
         let flags = ["-std=c++17", "-DOMPI_SKIP_MPICXX"];
         let folder = compile("cpp", "cpp", ["c++", "mpicxx"], &flags);
-        check("cpp", |name| vec![folder.join(name).into()], Some("LD_PRELOAD"));
+        check("cpp", |name| vec![folder.join(name).into()], "LD_PRELOAD");
     }
 }
 
@@ -139,21 +139,7 @@ fn in_go() {
     succeed(&mut crate::go::go(&from, &["vet", "./..."]));
     let mut build = crate::go::go(&from, &["build", "-o"]);
     succeed(build.arg(folder.join("")).arg("./..."));
-    check("go", |name| vec![folder.join(name).into()], Some("LD_PRELOAD"));
-}
-
-#[test]
-fn in_julia() {
-    if !have("julia") {
-        return;
-    }
-    let project = crate::julia::project("examples-julia");
-    let from = examples().join("julia");
-    let program = |name: &str| {
-        let file = from.join(name).with_extension("jl");
-        vec!["julia".into(), "-O0".into(), project.clone().into(), file.into()]
-    };
-    check("julia", program, None);
+    check("go", |name| vec![folder.join(name).into()], "LD_PRELOAD");
 }
 
 #[test]
@@ -168,22 +154,7 @@ fn in_python() {
         let words = ["env", &path, "PYTHONDONTWRITEBYTECODE=1", "python3"];
         words.iter().map(OsString::from).chain([file.into()]).collect()
     };
-    check("python", program, Some("OXCCL_LIBRARY"));
-}
-
-#[test]
-fn in_rust() {
-    let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
-    // Together with what the installation is made of, so that nothing is built twice.
-    let packages = ["oxccl-capi", "oxccl-cli", "oxccl-examples"].map(|name| ["--package", name]);
-    let mut command = Command::new(std::env::var("CARGO").unwrap_or("cargo".to_owned()));
-    command.args(["build", "--quiet", "--bins", "--examples", "--profile", profile]);
-    command.args(packages.concat());
-    succeed(command.current_dir(ROOT));
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder");
-    let folder = target.join(if cfg!(debug_assertions) { "debug" } else { "release" });
-    let folder = folder.join("examples");
-    check("rust/examples", |name| vec![folder.join(name).into()], None);
+    check("python", program, "OXCCL_LIBRARY");
 }
 
 /// The commands of `examples/README.md`, by block.
@@ -194,32 +165,80 @@ fn blocks() -> Vec<String> {
     blocks.map(|block| commands(block).expect("an end of the block")).collect()
 }
 
+/// The languages in the order of the README: their folders, and the tools that the first example
+/// needs.
+const LANGUAGES: [(&str, &[&str]); 6] = [
+    ("c", &["cc", "pkg-config"]),
+    ("cpp", &["c++", "pkg-config"]),
+    ("go", &["go"]),
+    ("julia", &["julia"]),
+    ("python", &["python3"]),
+    ("rust/examples", &[]),
+];
+
+fn all_there(tools: &[&str]) -> bool {
+    match tools {
+        ["go"] => crate::go::have_go(),
+        ["python3"] => crate::python::have_numpy() && have_venv(),
+        tools => tools.iter().all(|tool| have(tool)),
+    }
+}
+
+/// Whether Python can make virtual environments; Debian has that in a package of its own.
+fn have_venv() -> bool {
+    let output = Command::new("python3").args(["-c", "import venv, ensurepip"]).output();
+    let output = output.expect("it runs");
+    if !output.status.success() {
+        missing("python3", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    output.status.success()
+}
+
+/// Runs commands of the README; what they printed.
+fn as_written(commands: &str) -> String {
+    let mut shell = Command::new("bash");
+    shell.args(["-euc", commands]).current_dir(ROOT).env("PYTHONDONTWRITEBYTECODE", "1");
+    // Nothing but what the commands say; and they say `target`.
+    for variable in ["PKG_CONFIG_PATH", "LD_LIBRARY_PATH", "OXCCL_LIBRARY", "CARGO_TARGET_DIR"] {
+        shell.env_remove(variable);
+    }
+    // No test downloads anything, and tests may run as root.
+    for variable in ["PIP_NO_INDEX", "PIP_DISABLE_PIP_VERSION_CHECK"] {
+        shell.env(variable, "1");
+    }
+    for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] {
+        shell.env(variable, "1");
+    }
+    let (status, text) = watch(&mut shell);
+    assert_eq!(status, Some(0), "{commands}: {text}");
+    text
+}
+
 #[test]
 fn as_their_readme_says() {
-    let tools: [&[&str]; 6] =
-        [&["cc", "pkg-config"], &["c++", "pkg-config"], &["go"], &["julia"], &["python3"], &[]];
     let blocks = blocks();
-    assert_eq!(blocks.len(), tools.len(), "{blocks:?}");
-    for (block, tools) in blocks.iter().zip(tools) {
-        let commands = block.lines().flat_map(|line| line.split("&&")).count();
-        assert!(commands <= 3, "more than three commands: {block}");
-        let there = match tools {
-            ["go"] => crate::go::have_go(),
-            ["python3"] => crate::python::have_numpy(),
-            tools => tools.iter().all(|tool| have(tool)),
-        };
-        if !there {
+    assert_eq!(blocks.len(), 2 * LANGUAGES.len() + 1, "{blocks:?}");
+    let (first, rest) = blocks.split_at(LANGUAGES.len());
+    let (once, all) = (&rest[0], &rest[1..]);
+    let mpirun = have("mpirun");
+    let once = if mpirun { once.clone() } else { format!("mpirun() {{ :; }}\n{once}") };
+    let started = EXAMPLES.iter().filter(|(_, start, _)| mpirun || *start != Start::Mpirun);
+    let ranks: usize = started.map(|(.., ranks)| ranks).sum();
+    for ((folder, tools), (first, all)) in LANGUAGES.iter().zip(first.iter().zip(all)) {
+        assert_eq!(names(&examples().join(folder)), EXAMPLES.map(|(name, ..)| name));
+        let commands = first.lines().flat_map(|line| line.split("&&")).count();
+        // A virtual environment takes one more.
+        let most = 3 + usize::from(first.contains("-m venv"));
+        assert!(commands <= most, "more than {most} commands: {first}");
+        if !all_there(tools) {
             continue;
         }
-        let mut shell = Command::new("bash");
-        shell.args(["-euc", block]).current_dir(ROOT);
-        // Nothing but what the commands say; and they say `target`.
-        for variable in ["PKG_CONFIG_PATH", "LD_LIBRARY_PATH", "OXCCL_LIBRARY", "CARGO_TARGET_DIR"]
-        {
-            shell.env_remove(variable);
+        let text = as_written(first);
+        assert_eq!(text.matches("sum verified\n").count(), 4, "{first}: {text}");
+        let mut compilers = ["mpicc", "mpicxx"].into_iter().filter(|name| all.contains(name));
+        if compilers.all(have) {
+            let text = as_written(&format!("{once}{all}"));
+            assert_eq!(text.matches(" verified\n").count(), ranks, "{all}: {text}");
         }
-        let (status, text) = watch(&mut shell);
-        let verified = text.matches("sum verified\n").count();
-        assert!(status == Some(0) && verified == 4, "{block}: {status:?}: {text}");
     }
 }

@@ -36,7 +36,9 @@ fn expect(page: Option<PathBuf>, file: &str, texts: &[&str]) {
 #[test]
 fn of_c_by_doxygen() {
     let texts = ["ncclAllReduceConfig", "Registers a buffer."];
-    expect(written(Language::C, "c"), "nccl_8h.html", &texts);
+    let page = written(Language::C, "c");
+    expect(page.clone(), "nccl_8h.html", &texts);
+    expect(page, "oxccl_8hpp.html", &["oxccl::returning::communicator"]);
 }
 
 #[test]
