@@ -1,4 +1,4 @@
-//! A line that tells what is being measured, and for how long, where that takes longer than a moment.
+//! A line that tells what is being measured, and for how long, once that takes a moment.
 
 use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
