@@ -215,6 +215,15 @@ fn as_written(commands: &str) -> String {
 }
 
 #[test]
+fn in_rust_they_need_nothing_unsafe() {
+    let folder = examples().join("rust/examples");
+    for name in names(&folder) {
+        let text = std::fs::read_to_string(folder.join(&name).with_extension("rs"));
+        assert!(!text.expect("an example").contains("unsafe"), "{name}");
+    }
+}
+
+#[test]
 fn as_their_readme_says() {
     let blocks = blocks();
     assert_eq!(blocks.len(), 2 * LANGUAGES.len() + 1, "{blocks:?}");
