@@ -8,6 +8,7 @@ use oxccl::nccl::configured::*;
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
 use oxccl::nccl::types::{ncclComm_t, ncclRedOp_t, ncclResult_t};
 use oxccl::oxccl::event::{oxcclEventCreate, oxcclEventDestroy, oxcclEventQuery};
+use oxccl::oxccl::info::oxcclTag;
 use oxccl::oxccl::launch::oxcclCommSetTimeout;
 use oxccl::oxccl::stream::oxcclStreamSynchronize;
 use oxccl::oxccl::types::{OXCCL_VENDOR_ID, oxcclCallOption_t, oxcclStream_t};
@@ -15,9 +16,11 @@ use oxccl_plan::generate::{Algorithm, GENERATORS};
 use oxccl_plan::selection::Selection;
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::op::{Call, CallOptions};
+use oxccl_runtime::recorder::read::{PROC, process};
 use oxccl_tests::world::communicators;
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
+use std::path::Path;
 use std::ptr::{null, null_mut};
 
 mod common;
@@ -120,6 +123,25 @@ fn all_collectives_with_options_do_what_the_plain_ones_do() {
             assert_eq!(results(&world, kind, Some(config)), expected, "{kind} with options {i}");
         }
     }
+}
+
+#[test]
+fn operations_are_recorded_with_the_tag_of_their_thread() {
+    const TAG: u64 = 0x7a6_0f0c;
+    let world = World::new(RANKS);
+    let recorded = || {
+        let own = process(Path::new(PROC), std::process::id()).expect("itself");
+        let operations = own.ranks.iter().flat_map(|rank| &rank.operations);
+        operations.filter(|operation| operation.tag == TAG).count()
+    };
+    // SAFETY: any number may be passed.
+    ok(unsafe { oxcclTag(TAG) });
+    results(&world, 0, None);
+    assert_eq!(recorded(), RANKS);
+    // SAFETY: as above.
+    ok(unsafe { oxcclTag(0) });
+    results(&world, 0, None);
+    assert_eq!(recorded(), RANKS);
 }
 
 #[test]

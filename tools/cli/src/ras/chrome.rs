@@ -169,6 +169,34 @@ mod tests {
     }
 
     #[test]
+    fn hosts_have_one_axis_of_time() {
+        let of = |host: &str, shift_ns: u64| {
+            let kernels = [0, 1].map(|number: u64| {
+                let begun_ns = shift_ns + 4000 + 2000 * number;
+                json!({ "number": number, "call": number, "what": "all_reduce",
+                    "begun_ns": begun_ns, "ended_ns": begun_ns + 1000 })
+            });
+            let mut process =
+                sample::on_gpu("collective", (1000, 9000), &kernels.clone().into(), &Value::Null);
+            process.host = host.to_owned();
+            for (number, op) in process.ranks[0].operations.iter_mut().enumerate() {
+                op.called_ns += shift_ns;
+                op.ended_ns = kernels.get(number).and_then(|run| run["ended_ns"].as_u64());
+            }
+            process
+        };
+        let text = events(&[of("a", 0), of("b", 5_000_000_000)]);
+        let trace: Value = serde_json::from_str(&text).expect("JSON");
+        let events = trace["traceEvents"].as_array().expect("events");
+        let times = |process: u64| {
+            let own = events.iter().filter(|event| event["pid"] == process && event["ph"] != "M");
+            own.map(|event| (event["ts"].as_f64(), event["args"]["called_us"].as_f64()))
+                .collect::<Vec<_>>()
+        };
+        assert!(times(1).len() == 5 && times(1) == times(2), "{:?} {:?}", times(1), times(2));
+    }
+
+    #[test]
     fn messages_on_gpus_are_instants_but_the_latest_one_while_a_kernel_waits() {
         let waiting = json!({
             "number": null, "collective": null, "peer": 1, "step": null, "since_ns": 4000,
