@@ -18,7 +18,7 @@ pub use oxccl_plugin_abi::net::{ncclNet_v11_t, ncclNet_v12_t};
 use oxccl_net::{
     Error, HANDLE_BYTES, HOST, Listener, Memory, Net, Place, Properties, Region, Result,
 };
-use oxccl_plugin_abi::export::{INTERNAL_ERROR, SUCCESS, SYSTEM_ERROR, WARN, say};
+use oxccl_plugin_abi::export::{INFO, INTERNAL_ERROR, SUCCESS, SYSTEM_ERROR, WARN, say};
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t, ncclNetDeviceHandle_v7_t,
     ncclNetProperties_v11_t, ncclNetProperties_v12_t, ncclNetVDeviceProps_v11_t,
@@ -91,6 +91,13 @@ fn run<P: Plugin>(function: &str, body: impl FnOnce() -> Result<()>) -> ncclResu
         say(*log, (WARN, NET), P::NAME, &text);
     }
     result
+}
+
+/// Logs something that is no error of a call.
+pub fn tell<P: Plugin>(text: &str) {
+    if let Some(log) = LOGGER.get() {
+        say(*log, (INFO, NET), P::NAME, text);
+    }
 }
 
 unsafe extern "C" fn init<P: Plugin, Config>(

@@ -20,7 +20,9 @@ use options::Options;
 use oxccl_net::Result;
 use oxccl_net::interface::devices;
 use oxccl_net::tcp::Tcp;
-use oxccl_net_export::{Once, Plugin, Table, Transport, ncclNet_v11_t, ncclNet_v12_t, v11, v12};
+use oxccl_net_export::{
+    Once, Plugin, Table, Transport, ncclNet_v11_t, ncclNet_v12_t, tell, v11, v12,
+};
 use std::ffi::CStr;
 
 struct Exported;
@@ -39,7 +41,7 @@ fn make() -> Result<Transport> {
     let options = Options::read(variable)?;
     let names = variable("NCCL_SOCKET_IFNAME").unwrap_or_default();
     let family = variable("NCCL_SOCKET_FAMILY").unwrap_or_default();
-    let tcp = Tcp::new(devices(&names, &family)?);
+    let tcp = Tcp::new(devices(&names, &family)?, tell::<Exported>);
     let devices = if options.disabled { Vec::new() } else { Device::all(&options)? };
     Transport::new(Box::new(Ib::new(devices, options, tcp)))
 }

@@ -1,7 +1,6 @@
 //! How two ends come to a connection. The one that connects says hello over TCP, with its address
 //! and the place where it waits for the answer; the other answers with its own; the first says that
-//! it is ready, after which offers may come. Hello and answer prove with the listener's secret,
-//! which is in its handle, that they are meant.
+//! it is ready, after which offers may come. That they are meant is proven by TCP's handles.
 
 use crate::connection::{Ends, EndsAddress, IbReceiver, IbSender};
 use crate::device::Device;
@@ -19,21 +18,14 @@ use std::sync::Arc;
 
 /// The device of [`Tcp`] for all of this: its first one.
 const TCP_DEVICE: usize = 0;
-/// The place of the secret in a handle. The address before it ends with a zero.
-const SECRET_AT: usize = 96;
 /// The most bytes of a message of this.
 const MESSAGE_BYTES: usize = 4096;
-/// Those who may be saying hello at a listener at a time; strangers are among them.
-const MOST_CALLERS: usize = 256;
 /// The version of what is said.
-const PROTOCOL: &str = "oxccl-ib 1";
-
-type Secret = [u8; 16];
+const PROTOCOL: &str = "oxccl-ib 2";
 
 #[derive(Serialize, Deserialize)]
 struct Hello {
     protocol: String,
-    secret: Secret,
     /// The handle to connect to with the answer.
     answer_to: Vec<u8>,
     ends: EndsAddress,
@@ -41,7 +33,6 @@ struct Hello {
 
 #[derive(Serialize, Deserialize)]
 struct Answer {
-    secret: Secret,
     ends: std::result::Result<EndsAddress, String>,
 }
 
@@ -106,15 +97,9 @@ pub(crate) fn listen(
     options: Arc<Options>,
     tcp: Arc<Tcp>,
 ) -> Result<(Handle, Box<dyn Listener>)> {
-    let (mut handle, listener) = tcp.listen(TCP_DEVICE)?;
-    let mut secret = Secret::default();
-    getrandom::fill(&mut secret).map_err(|e| Error::new("making a secret", e, HINT))?;
-    if handle.0[SECRET_AT - 1..].iter().any(|byte| *byte != 0) {
-        return Err(Error::new("listening", "the address is too long", HINT));
-    }
-    handle.0[SECRET_AT..][..secret.len()].copy_from_slice(&secret);
+    let (handle, listener) = tcp.listen(TCP_DEVICE)?;
     let callers = VecDeque::new();
-    Ok((handle, Box::new(IbListener { device, options, tcp, listener, secret, callers })))
+    Ok((handle, Box::new(IbListener { device, options, tcp, listener, callers })))
 }
 
 struct IbListener {
@@ -122,7 +107,6 @@ struct IbListener {
     options: Arc<Options>,
     tcp: Arc<Tcp>,
     listener: Box<dyn Listener>,
-    secret: Secret,
     callers: VecDeque<Caller>,
 }
 
@@ -142,38 +126,17 @@ enum Stage {
     Done,
 }
 
-/// Why a caller is given up.
-enum Trouble {
-    /// It has not proven to be the one who is meant.
-    Stranger,
-    /// It has, and something went wrong.
-    Member(Error),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Member(error)
-    }
-}
-
 impl Listener for IbListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
         while let Some(receiver) = self.listener.accept()? {
             self.callers.push_back(Caller { inbox: Inbox::new(receiver), stage: Stage::Hello });
-            let unknown = |caller: &Caller| matches!(caller.stage, Stage::Hello);
-            let oldest = self.callers.iter().position(unknown);
-            if let Some(oldest) = oldest.filter(|_| self.callers.len() > MOST_CALLERS) {
-                self.callers.remove(oldest);
-            }
         }
         for _ in 0..self.callers.len() {
             let Some(mut caller) = self.callers.pop_front() else { break };
-            match self.attend(&mut caller) {
-                Ok(None) => self.callers.push_back(caller),
-                Ok(Some(ends)) => return Ok(Some(Box::new(IbReceiver::new(ends)))),
-                Err(Trouble::Stranger) => {}
-                // Nobody else knows the secret: the connection will not come.
-                Err(Trouble::Member(error)) => return Err(error),
+            // Where one that is meant fails, its connection will not come.
+            match self.attend(&mut caller)? {
+                None => self.callers.push_back(caller),
+                Some(ends) => return Ok(Some(Box::new(IbReceiver::new(ends)))),
             }
         }
         Ok(None)
@@ -182,20 +145,16 @@ impl Listener for IbListener {
 
 impl IbListener {
     /// Goes on with a caller; returns the ends once they are connected.
-    fn attend(&self, caller: &mut Caller) -> std::result::Result<Option<Ends>, Trouble> {
+    fn attend(&self, caller: &mut Caller) -> Result<Option<Ends>> {
         loop {
             caller.stage = match std::mem::replace(&mut caller.stage, Stage::Done) {
-                Stage::Hello => {
-                    let hello = caller.inbox.progress::<Hello>();
-                    let Some(hello) = hello.map_err(|_| Trouble::Stranger)? else {
+                Stage::Hello => match caller.inbox.progress::<Hello>()? {
+                    Some(hello) => self.answer(&hello)?,
+                    None => {
                         caller.stage = Stage::Hello;
                         return Ok(None);
-                    };
-                    if hello.secret != self.secret {
-                        return Err(Trouble::Stranger);
                     }
-                    self.answer(&hello)?
-                }
+                },
                 Stage::Calling(mut calling, answer, ends) => match calling.progress()? {
                     Some(sender) => Stage::Answering(Outbox::new(sender, &answer)?, ends),
                     None => {
@@ -217,7 +176,7 @@ impl IbListener {
                         return Ok(None);
                     }
                 },
-                Stage::Done => return Err(Trouble::Stranger),
+                Stage::Done => return Err(Error::new("accepting", "it has failed before", HINT)),
             };
         }
     }
@@ -242,7 +201,7 @@ impl IbListener {
         let given = hello.answer_to.get(..HANDLE_BYTES).ok_or_else(bad)?;
         answer_to.copy_from_slice(given);
         let calling = self.tcp.connect(TCP_DEVICE, Handle(answer_to))?;
-        Ok(Stage::Calling(calling, Answer { secret: self.secret, ends: told }, ends))
+        Ok(Stage::Calling(calling, Answer { ends: told }, ends))
     }
 }
 
@@ -254,23 +213,11 @@ pub(crate) fn connect(
 ) -> Result<Box<dyn Connecting>> {
     let ends = Ends::new(&device, options.queue_pairs, &options)?;
     let (answer_to, listener) = tcp.listen(TCP_DEVICE)?;
-    let mut secret = Secret::default();
-    secret.copy_from_slice(&handle.0[SECRET_AT..][..size_of::<Secret>()]);
-    let hello = Hello {
-        protocol: PROTOCOL.to_owned(),
-        secret,
-        answer_to: answer_to.0.to_vec(),
-        ends: ends.address(),
-    };
+    let (protocol, answer_to) = (PROTOCOL.to_owned(), answer_to.0.to_vec());
+    let hello = Hello { protocol, answer_to, ends: ends.address() };
     let calling = tcp.connect(TCP_DEVICE, handle)?;
     let step = Step::Calling(calling, hello);
-    Ok(Box::new(IbConnecting {
-        options,
-        ends: Some(ends),
-        listener,
-        callers: VecDeque::new(),
-        step,
-    }))
+    Ok(Box::new(IbConnecting { options, ends: Some(ends), listener, caller: None, step }))
 }
 
 struct IbConnecting {
@@ -278,15 +225,15 @@ struct IbConnecting {
     ends: Option<Ends>,
     /// Where the answer comes.
     listener: Box<dyn Listener>,
-    callers: VecDeque<Inbox>,
+    caller: Option<Inbox>,
     step: Step,
 }
 
 /// How far the one is who connects.
 enum Step {
     Calling(Box<dyn Connecting>, Hello),
-    Hello(Outbox, Secret),
-    Answer(Box<dyn Sender>, Secret),
+    Hello(Outbox),
+    Answer(Box<dyn Sender>),
     Ready(Outbox),
     Done,
 }
@@ -296,20 +243,20 @@ impl Connecting for IbConnecting {
         loop {
             self.step = match std::mem::replace(&mut self.step, Step::Done) {
                 Step::Calling(mut calling, hello) => match calling.progress()? {
-                    Some(sender) => Step::Hello(Outbox::new(sender, &hello)?, hello.secret),
+                    Some(sender) => Step::Hello(Outbox::new(sender, &hello)?),
                     None => {
                         self.step = Step::Calling(calling, hello);
                         return Ok(None);
                     }
                 },
-                Step::Hello(mut outbox, secret) => match outbox.progress()? {
-                    true => Step::Answer(outbox.sender, secret),
+                Step::Hello(mut outbox) => match outbox.progress()? {
+                    true => Step::Answer(outbox.sender),
                     false => {
-                        self.step = Step::Hello(outbox, secret);
+                        self.step = Step::Hello(outbox);
                         return Ok(None);
                     }
                 },
-                Step::Answer(sender, secret) => match self.answer(secret)? {
+                Step::Answer(sender) => match self.answer()? {
                     Some(peer) => {
                         let refused = |why| Error::new("connecting: the peer refused", why, HINT);
                         let peer = peer.map_err(refused)?;
@@ -319,7 +266,7 @@ impl Connecting for IbConnecting {
                         Step::Ready(Outbox::new(sender, &Ready)?)
                     }
                     None => {
-                        self.step = Step::Answer(sender, secret);
+                        self.step = Step::Answer(sender);
                         return Ok(None);
                     }
                 },
@@ -347,28 +294,12 @@ impl Connecting for IbConnecting {
 }
 
 impl IbConnecting {
-    /// Returns the peer's answer once it has come. Strangers are passed over.
-    fn answer(
-        &mut self,
-        secret: Secret,
-    ) -> Result<Option<std::result::Result<EndsAddress, String>>> {
-        while let Some(receiver) = self.listener.accept()? {
-            self.callers.push_back(Inbox::new(receiver));
-            if self.callers.len() > MOST_CALLERS {
-                self.callers.pop_front();
-            }
+    /// Returns the peer's answer once it has come.
+    fn answer(&mut self) -> Result<Option<std::result::Result<EndsAddress, String>>> {
+        if self.caller.is_none() {
+            self.caller = self.listener.accept()?.map(Inbox::new);
         }
-        let mut found = None;
-        self.callers.retain_mut(|caller| match caller.progress::<Answer>() {
-            Ok(None) => true,
-            Ok(Some(answer)) => {
-                if answer.secret == secret {
-                    found = Some(answer.ends);
-                }
-                false
-            }
-            Err(_) => false,
-        });
-        Ok(found)
+        let Some(caller) = &mut self.caller else { return Ok(None) };
+        Ok(caller.progress::<Answer>()?.map(|answer| answer.ends))
     }
 }

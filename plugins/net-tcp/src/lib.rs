@@ -7,7 +7,9 @@
 use oxccl_net::Result;
 use oxccl_net::interface::devices;
 use oxccl_net::tcp::Tcp;
-use oxccl_net_export::{Once, Plugin, Table, Transport, ncclNet_v11_t, ncclNet_v12_t, v11, v12};
+use oxccl_net_export::{
+    Once, Plugin, Table, Transport, ncclNet_v11_t, ncclNet_v12_t, tell, v11, v12,
+};
 use std::ffi::CStr;
 
 struct Exported;
@@ -20,7 +22,7 @@ impl Plugin for Exported {
         let variable = |name| std::env::var(name).unwrap_or_default();
         let make = || {
             let (names, family) = (variable("NCCL_SOCKET_IFNAME"), variable("NCCL_SOCKET_FAMILY"));
-            Transport::new(Box::new(Tcp::new(devices(&names, &family)?)))
+            Transport::new(Box::new(Tcp::new(devices(&names, &family)?, tell::<Exported>)))
         };
         ONCE.get_or_init(make).as_ref().map_err(Clone::clone)
     }

@@ -1,6 +1,7 @@
 //! The TCP transport. A message is `length u32` and the bytes. A connection may be used in both
 //! directions: closing it with unread bytes resets it, and data that are under way may be lost.
 
+mod proof;
 mod stream;
 
 use crate::interface::{self, Interface};
@@ -8,6 +9,7 @@ use crate::{
     Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Net, Properties, Receiver, Result,
     Retry, Sender,
 };
+use proof::{Callers, Secret};
 use rustix::event::{PollFd, PollFlags};
 use socket2::{Domain, Socket, Type};
 use std::io::ErrorKind;
@@ -27,20 +29,24 @@ const UNKNOWN_SPEED_MBPS: i32 = 10_000;
 pub struct Tcp {
     interfaces: Vec<Interface>,
     ahead: bool,
+    /// Is told of strangers; `None` where connections prove elsewhere that they are meant.
+    tell: Option<fn(&str)>,
 }
 
 impl Tcp {
     /// Returns the transport with these interfaces as devices. It writes nothing behind a message:
-    /// NCCL's protocols would take what they find there for data of later steps.
-    pub fn new(interfaces: Vec<Interface>) -> Self {
-        Self { interfaces, ahead: false }
+    /// NCCL's protocols would take what they find there for data of later steps. A handle has a
+    /// secret by which connections prove that they are meant; of others `tell` is told.
+    pub fn new(interfaces: Vec<Interface>, tell: fn(&str)) -> Self {
+        Self { interfaces, ahead: false, tell: Some(tell) }
     }
 
     /// Returns the transport with one device, a local address. It reads a message along with its
-    /// length, and may so write what follows a message into the memory behind it.
+    /// length, and may so write what follows a message into the memory behind it. It lets strangers
+    /// connect.
     pub fn at(address: SocketAddr) -> Self {
         let name = interface::name_of(address.ip()).unwrap_or_else(|| address.ip().to_string());
-        Self { interfaces: vec![Interface { name, address }], ahead: true }
+        Self { interfaces: vec![Interface { name, address }], ahead: true, tell: None }
     }
 
     fn interface(&self, device: usize) -> Result<&Interface> {
@@ -72,7 +78,7 @@ impl Net for Tcp {
     }
 
     fn is_open_to_strangers(&self) -> bool {
-        true
+        self.tell.is_none()
     }
 
     fn is_duplex(&self) -> bool {
@@ -111,40 +117,53 @@ impl Net for Tcp {
         let text = bound.unwrap_or(address).to_string();
         let mut handle = [0; HANDLE_BYTES];
         handle[..text.len()].copy_from_slice(text.as_bytes());
-        Ok((Handle(handle), Box::new(TcpListener { socket, ahead: self.ahead })))
+        let mut handle = Handle(handle);
+        let callers = match self.tell {
+            Some(tell) => Some(Callers::new(Secret::draw(&mut handle)?, tell)),
+            None => None,
+        };
+        Ok((handle, Box::new(TcpListener { socket, ahead: self.ahead, callers })))
     }
 
     fn connect(&self, _device: usize, handle: Handle) -> Result<Box<dyn Connecting>> {
         let none = || Error::new("connecting", "the peer sent a bad address", HINT);
         let address = address_in(&handle).ok_or_else(none)?;
+        let secret = self.tell.map(|_| Secret::of(&handle));
         let (socket, retry, last) = (None, Retry::default(), None);
-        Ok(Box::new(TcpConnecting { address, ahead: self.ahead, socket, retry, last }))
+        Ok(Box::new(TcpConnecting { address, ahead: self.ahead, secret, socket, retry, last }))
     }
 }
 
 struct TcpListener {
     socket: Socket,
     ahead: bool,
+    /// The connections that are yet to prove that they are meant, if they have to.
+    callers: Option<Callers>,
 }
 
 impl Listener for TcpListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
-        loop {
-            match self.socket.accept() {
-                Ok((socket, _)) => {
-                    prepare(&socket)?;
-                    let receiver = TcpReceiver::of_duplex(TcpSocket::new(socket), self.ahead);
-                    return Ok(Some(Box::new(receiver)));
-                }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(e) if is_of_connection(&e) => {}
+        let socket = loop {
+            let (socket, from) = match self.socket.accept() {
+                Ok(accepted) => accepted,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break None,
+                Err(e) if is_of_connection(&e) => continue,
                 Err(e) => return Err(failed("accepting a connection")(e)),
-            }
-        }
+            };
+            let Some(callers) = &mut self.callers else { break Some(socket) };
+            let from = from.as_socket().map_or_else(String::new, |from| from.to_string());
+            callers.add(socket, from, Instant::now())?;
+        };
+        let proven = || self.callers.as_mut().and_then(|callers| callers.next(Instant::now()));
+        let Some(socket) = socket.or_else(proven) else { return Ok(None) };
+        prepare(&socket)?;
+        let receiver = TcpReceiver::of_duplex(TcpSocket::new(socket), self.ahead);
+        Ok(Some(Box::new(receiver)))
     }
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         fds.push(PollFd::new(&self.socket, PollFlags::IN));
+        self.callers.iter().for_each(|callers| callers.poll_fds(fds));
     }
 }
 
@@ -173,6 +192,8 @@ fn prepare(socket: &Socket) -> Result<()> {
 struct TcpConnecting {
     address: SocketAddr,
     ahead: bool,
+    /// What the connection says first, if it has to prove that it is meant.
+    secret: Option<Secret>,
     socket: Option<Socket>,
     retry: Retry,
     /// The error of the last attempt that failed.
@@ -217,6 +238,10 @@ impl Connecting for TcpConnecting {
         if socket.peer_addr().is_err() {
             return Ok(None);
         }
+        if let Some(Err(e)) = self.secret.map(|secret| secret.say(socket)) {
+            self.put_off(&e);
+            return Ok(None);
+        }
         let sender = |socket| TcpSender::new(TcpSocket::new(socket), Some(self.ahead));
         Ok(self.socket.take().map(|socket| Box::new(sender(socket)) as Box<dyn Sender>))
     }
@@ -254,6 +279,58 @@ mod tests {
             receiver = receiver.or_else(|| listener.accept().unwrap());
         }
         (sender.unwrap(), receiver.unwrap())
+    }
+
+    /// How many were refused: tests run side by side.
+    static REFUSED: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+
+    fn note(text: &str) {
+        REFUSED.lock().unwrap().push(text.to_owned());
+    }
+
+    #[test]
+    fn strangers_are_refused_and_told_of_and_keep_nobody_out() {
+        use std::io::Write;
+        use std::net::TcpStream;
+        let address = "127.0.0.1:0".parse().unwrap();
+        let net = Tcp::new(vec![Interface { name: "lo".to_owned(), address }], note);
+        assert!(!net.is_open_to_strangers());
+        let (handle, mut listener) = net.listen(0).unwrap();
+        let place = address_in(&handle).unwrap();
+        // Some say nothing, more than are waited for; others something wrong, or too little.
+        let strangers: Vec<_> = (0..100).map(|_| TcpStream::connect(place).unwrap()).collect();
+        (&strangers[98]).write_all(&[7; 40]).unwrap();
+        (&strangers[99]).write_all(&[7; 3]).unwrap();
+        strangers[99].shutdown(std::net::Shutdown::Write).unwrap();
+        let mut connecting = net.connect(0, handle.clone()).unwrap();
+        let (mut sender, mut receiver) = (None, None);
+        let until = Instant::now() + Duration::from_secs(30);
+        let refused = |stranger: &TcpStream| {
+            let text = format!("a connection from {} is refused", stranger.local_addr().unwrap());
+            REFUSED.lock().unwrap().iter().any(|told| told.starts_with(&text))
+        };
+        while sender.is_none() || receiver.is_none() || strangers[98..].iter().any(|s| !refused(s))
+        {
+            assert!(Instant::now() < until, "{}", connecting.why());
+            sender = sender.or_else(|| connecting.progress().unwrap());
+            let accepted = listener.accept().unwrap();
+            assert!(accepted.is_none() || receiver.is_none(), "a stranger got in");
+            receiver = receiver.or(accepted);
+        }
+        assert!(refused(&strangers[0]), "the oldest one makes room");
+        exchange((sender.unwrap(), receiver.unwrap()), false);
+        // Who has another listener's handle is a stranger, too.
+        let (other, _other_listener) = net.listen(0).unwrap();
+        let mut mixed = handle;
+        mixed.0[64..].copy_from_slice(&other.0[64..]);
+        let mut connecting = net.connect(0, mixed).unwrap();
+        while connecting.progress().unwrap().is_none() {
+            assert!(Instant::now() < until, "{}", connecting.why());
+        }
+        let before = REFUSED.lock().unwrap().len();
+        while REFUSED.lock().unwrap().len() == before {
+            assert!(Instant::now() < until && listener.accept().unwrap().is_none());
+        }
     }
 
     fn bytes(number: u8, len: usize) -> Vec<u8> {
@@ -464,6 +541,38 @@ mod tests {
             }
         };
         assert!(error.to_string().starts_with("receiving from a peer"), "{error}");
+    }
+
+    #[test]
+    fn a_reset_is_an_error_of_requests_that_are_open() {
+        use std::io::Write;
+        let net = Tcp::at("127.0.0.1:0".parse().unwrap());
+        let (handle, mut listener) = net.listen(0).unwrap();
+        let peer = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        peer.connect(&address_in(&handle).unwrap().into()).unwrap();
+        // The beginning of a message; without lingering, the end of the connection is a reset.
+        (&peer).write_all(&[8, 0, 0, 0, 1, 2]).unwrap();
+        peer.set_linger(Some(Duration::ZERO)).unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        let mut receiver = loop {
+            assert!(Instant::now() < until);
+            if let Some(receiver) = listener.accept().unwrap() {
+                break receiver;
+            }
+        };
+        let mut room = [0u8; 8];
+        // SAFETY: the room outlives the receiver's use of it.
+        let request = unsafe { receiver.irecv(room.as_mut_ptr(), 8, 0, Region::default()) };
+        let request = request.unwrap().unwrap();
+        assert_eq!(receiver.test(request).unwrap(), None);
+        drop(peer);
+        let error = loop {
+            match receiver.test(request) {
+                Err(error) => break error,
+                Ok(done) => assert!(done.is_none() && Instant::now() < until),
+            }
+        };
+        assert!(error.to_string().contains("reset"), "{error}");
     }
 
     #[test]
