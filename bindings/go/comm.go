@@ -300,7 +300,7 @@ func (c *Comm) Device() (int, error) {
 	return int(index), err
 }
 
-// Err is why the communicator failed; nil where it did not.
+// Err is why the communicator failed; nil where it did not. After Close or Abort it is an error that says so.
 func (c *Comm) Err() error {
 	if err := c.usable(); err != nil {
 		return err

@@ -118,6 +118,7 @@ func (o *CallOptions) check() error {
 		within32("CallOptions", "MaxCTAs", o.MaxCTAs),
 		within32("CallOptions", "NvlsCTAs", o.NvlsCTAs),
 		within32("CallOptions", "CgaClusterSize", o.CgaClusterSize),
+		within32("CallOptions", "CTAPolicy", int(o.CTAPolicy)),
 	)
 }
 

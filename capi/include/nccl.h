@@ -1093,8 +1093,9 @@ const char *pncclGetErrorString(ncclResult_t result);
 // Returns the text of the last error: of the communicator, if it has failed, else of this thread,
 // else of the process.
 //
-// `comm`: a handle or null. The text has one place for each thread, which has the text of the
-// thread's next error then. Blocks: never.
+// `comm`: a handle or null. The pointer stays valid until the calling thread ends; the thread's
+// next error, and its next call of this function, overwrite the text. It has at most 2047 bytes.
+// Blocks: never.
 const char *ncclGetLastError(ncclComm_t comm);
 
 // Same as ncclGetLastError, for wrappers that replace it.

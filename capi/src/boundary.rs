@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bytes of the text of an error with the zero at its end, as in `oxcclErrorInfo_t`.
-const TEXT_BYTES: usize = 2048;
+pub(crate) const TEXT_BYTES: usize = 2048;
 
 thread_local! {
     /// The last error of this thread.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = _gen.VERSION
 
-#: The reductions. MAX and MIN prefer a number to a NaN: the result is NaN where all ranks have one.
+#: The reductions. MAX and MIN ignore NaN as long as a rank has a number there.
 SUM, PROD, MAX, MIN, AVG = (ncclRedOp_t(i) for i in range(ncclRedOp_t.ncclNumOps))
 NO_COLOR = _gen.NCCL_SPLIT_NOCOLOR
 
@@ -687,7 +687,7 @@ class Comm:
     def all_reduce(self, send: Array, recv: Array | None = None, op: Op = SUM, stream: Stream | None = None,
                    options: CallOptions | None = None) -> Array:
         """The reduction of all ranks' `send`, in every rank's `recv` (in `send` where there is none). MAX and MIN
-        prefer a number to a NaN: a result is NaN where all ranks have one."""
+        ignore NaN as long as a rank has a number there."""
         s = r = place("send", send, writable=recv is None)
         if recv is not None:
             r = place("recv", recv, s, True)

@@ -32,8 +32,8 @@ pub enum CtaPolicy {
 /// Options of one collective, for [`Comm::with`]. What is not set is left to the communicator.
 ///
 /// All ranks set the same: where thread blocks, policy or algorithms differ, the calls differ,
-/// which is an error on all ranks. Deadline and tag are each rank's own, and the event is, if all
-/// ranks have one.
+/// which is an error on all ranks. Deadline and tag are each rank's own. Either all ranks set an
+/// event, each its own, or none does.
 ///
 /// ```
 /// # extern crate oxccl_rs as oxccl;
@@ -152,8 +152,8 @@ impl CallOptions {
     /// communicator on a GPU it may also be one of CUDA, such as cudarc's `CudaEvent::cu_event`.
     ///
     /// # Safety
-    /// An event of CUDA is alive in all calls with these options. Any other value is safe: a call
-    /// fails if its event is none of the communicator's device.
+    /// The event is null, one of `oxcclEventCreate`, or one of CUDA that is alive in all calls with
+    /// these options.
     pub unsafe fn launch_completion_event(mut self, event: oxcclEvent_t) -> Self {
         self.event = event.addr();
         self

@@ -1,7 +1,7 @@
 //! Versions, errors, logging.
 
 use super::types::{oxcclErrorInfo_t, oxcclLogFn_t};
-use crate::boundary::{self, boundary};
+use crate::boundary::{self, TEXT_BYTES, boundary};
 use crate::nccl::types::{ncclComm_t, ncclResult_t};
 use crate::{convert, objects};
 use oxccl_runtime::error::{Error, Result, Site};
@@ -59,7 +59,7 @@ unsafe fn fill(
         step: site.step,
         opSeq: site.op_seq,
         operation: [0; 32],
-        text: [0; 2048],
+        text: [0; TEXT_BYTES],
     };
     put_text(&mut filled.operation, site.operation);
     let text = &mut filled.text[..room - offset_of!(oxcclErrorInfo_t, text)];

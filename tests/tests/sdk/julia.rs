@@ -85,7 +85,7 @@ fn on_four_julias(name: &str) -> Command {
 }
 
 /// The option that names an empty project that has the package.
-pub(crate) fn project(name: &str) -> String {
+fn project(name: &str) -> String {
     let folder = folder(name);
     let project = format!("--project={}", folder.display());
     let develop = format!("using Pkg; Pkg.develop(PackageSpec(path={:?}))", package());

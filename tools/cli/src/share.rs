@@ -34,6 +34,11 @@ pub(crate) fn main(options: &Options, mut command: clap::Command) -> Result<Exit
     clap_mangen::generate_to(manual, &folder).map_err(failed(&folder))?;
     for page in std::fs::read_dir(&folder).map_err(failed(&folder))? {
         let path = page.map_err(failed(&folder))?.path();
+        // Others have pages in this folder, too.
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !(name == "oxccl.1" || name.starts_with("oxccl-") && name.ends_with(".1")) {
+            continue;
+        }
         let text = std::fs::read_to_string(&path).map_err(failed(&path))?;
         std::fs::write(&path, in_sections(text)).map_err(failed(&path))?;
     }
@@ -81,11 +86,18 @@ mod tests {
     fn every_page_has_examples_environment_and_exit_codes() {
         let folder = tempfile::tempdir().expect("a folder");
         let options = Options { folder: folder.path().to_owned() };
+        let of_others = folder.path().join("man/man1/ls.1.gz");
+        std::fs::create_dir_all(of_others.with_file_name("")).expect("a folder");
+        std::fs::write(&of_others, [0x1f, 0x8b, 0xff]).expect("a file");
         main(&options, crate::Arguments::command()).expect("pages");
         let pages = std::fs::read_dir(folder.path().join("man/man1")).expect("pages");
         let mut names = Vec::new();
+        assert_eq!(std::fs::read(&of_others).expect("it is there"), [0x1f, 0x8b, 0xff]);
         for page in pages {
             let path = page.expect("a page").path();
+            if path == of_others {
+                continue;
+            }
             let text = std::fs::read_to_string(&path).expect("a page");
             for part in ["EXAMPLES", "ENVIRONMENT", "\"EXIT STATUS\""] {
                 let is_there = text.contains(&format!("\n.SH {part}\n"));

@@ -35,7 +35,7 @@ Send(data::Elements, c::Comm; dest::Integer, stream = nothing) = Send(data, dest
 
 Recv!(data::Elements, c::Comm; source::Integer, stream = nothing) = Recv!(data, source, c; stream = stream)
 
-"`Barrier(comm)`: waits until all ranks have called it. The current device must be the communicator's."
+"`Barrier(comm)`: waits until all ranks have called it. The current device has to be the communicator's."
 function Barrier(c::Comm)
     if device()[1] == oxcclDeviceHost
         Allreduce!(UInt8[0], max, c)
@@ -62,7 +62,7 @@ end
 
 # Refuses a stream in calls that return an element: it is not there before the stream has been synchronized.
 function without_stream(call, options)
-    haskey(options, :stream) && throw(ArgumentError("$call returns an element, and so cannot go into a stream"))
+    get(options, :stream, nothing) === nothing || throw(ArgumentError("$call returns an element, and so cannot go into a stream"))
     return options
 end
 
@@ -112,7 +112,8 @@ Element r of the root's `send`, which is ignored elsewhere, on rank r. Its type 
 """
 function Scatter(send::Union{Elements,Nothing}, ::Type{T}, c::Comm; root::Integer = 0, options...) where {T}
     part = Vector{T}(undef, 1)
-    return Scatter!(send, part, c; root = root, without_stream("Scatter", options)...)[1]
+    own = c.rank == root ? send : nothing
+    return Scatter!(own, part, c; root = root, without_stream("Scatter", options)...)[1]
 end
 Scatter(send::Union{Elements,Nothing}, ::Type{T}, root::Integer, c::Comm; options...) where {T} =
     Scatter(send, T, c; root = root, options...)

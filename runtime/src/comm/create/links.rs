@@ -40,7 +40,7 @@ pub(super) struct Links {
     pub(super) edges: Vec<(u32, Vec<MessageEdge>)>,
     /// The network's device.
     pub(super) device: Option<Properties>,
-    /// The names of the network and its device, and the address of this rank.
+    /// The names of the network and its device, and over TCP the address of this rank.
     pub(super) net: Option<String>,
     /// The control connections, by rank; `None` for ranks of this host, and without one.
     pub(super) controls: Vec<Option<Arc<Control>>>,
@@ -81,7 +81,11 @@ pub(super) fn connect(
     let lanes = chosen.lanes(&need, device.lanes())?;
     let lanes = net::agree(&rendezvous.gather(&chosen.agreement(lanes))?)?;
     let net_device = chosen.net.properties(chosen.device)?;
-    let net_name = format!("{} {} ({})", chosen.net.name(), net_device.name, need.address.ip());
+    let mut net_name = format!("{} {}", chosen.net.name(), net_device.name);
+    // Of a plugin's device the address is not known.
+    if chosen.net.is_open_to_strangers() {
+        net_name += &format!(" ({})", need.address.ip());
+    }
     let (net, threads) = ((chosen.net, chosen.device), chosen.threads);
     let data = (net, (lanes, slot_bytes));
     let mut making = match members.connects_at_first_use() {

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The time after which the line shows, and from one change of it to the next.
 pub(super) const PACE: Duration = Duration::from_secs(1);
@@ -19,16 +19,16 @@ impl Progress {
     pub(super) fn start(what: String, mut to: impl Write + Send + 'static, pace: Duration) -> Self {
         let (end, ended) = channel();
         let tell = move || {
-            for beats in 1u32.. {
-                if ended.recv_timeout(pace) != Err(RecvTimeoutError::Timeout) {
-                    if beats > 1 {
-                        let _ = write!(to, "\r{:60}\r", "");
-                    }
-                    return;
-                }
-                // A terminal that is gone shows nothing.
-                let s = (pace * beats).as_secs_f64();
-                let _ = write!(to, "\r  measuring {what} … {s:.0} s ").and_then(|()| to.flush());
+            let begun = Instant::now();
+            let mut shown = 0;
+            // A terminal that is gone shows nothing.
+            while ended.recv_timeout(pace) == Err(RecvTimeoutError::Timeout) {
+                let text = format!("  measuring {what} … {:.0} s ", begun.elapsed().as_secs_f64());
+                shown = text.chars().count();
+                let _ = write!(to, "\r{text}").and_then(|()| to.flush());
+            }
+            if shown > 0 {
+                let _ = write!(to, "\r{:shown$}\r", "");
             }
         };
         // Without a thread there is no line, which does not matter to the results.
@@ -70,7 +70,7 @@ mod tests {
         let pace = Duration::from_millis(500);
         let progress = Progress::start("8 bytes".to_owned(), Terminal(to), pace);
         let mut text = String::new();
-        while !text.contains("measuring 8 bytes … 1 s ") {
+        while !text.contains("measuring 8 bytes … ") {
             text += &from.recv().expect("a line");
         }
         drop(progress);
