@@ -518,6 +518,42 @@ fn who_lives_is_asked_around_those_that_died() {
 }
 
 #[test]
+fn who_listens_hears_of_the_death_of_a_process_on_another_host() {
+    let name = "who_listens_hears_of_the_death_of_a_process_on_another_host";
+    apart(name, 2, |network| {
+        let mut job = Job::start(Path::new(RANK), 3, LIFE, |rank, command| {
+            network.enter(command, rank / 2).args(["stuck", "cut", "0", "3", "0"]);
+            command.env("NCCL_COMM_ID", format!("{}:4000", network.address(0)));
+            command.env("NCCL_RAS_ADDR", "127.0.0.1:28029");
+        });
+        job.wait_until_running(3);
+        let listen = || {
+            let space = File::open(network.space(0)).expect("a namespace");
+            move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
+            let mut stream = Port::prepared(TcpStream::connect("127.0.0.1:28029")?)?;
+            stream.set_read_timeout(Some(LIMIT))?;
+            assert_eq!(say(&mut stream, "MONITOR", 1)?, "OK\n");
+            Ok::<_, std::io::Error>(stream)
+        };
+        let start = Instant::now();
+        let stream = loop {
+            match std::thread::scope(|scope| scope.spawn(listen).join()).expect("no panic") {
+                Ok(stream) => break stream,
+                Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
+            }
+        };
+        let pid = job.child(2).id();
+        job.child(2).kill().expect("it lives");
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).expect("an event");
+        let dead =
+            format!("] PEER_DEAD: Process {pid} on node {} managing GPU ", network.address(1));
+        assert!(line.contains(&dead), "{line}");
+        end(job, 3);
+    });
+}
+
+#[test]
 fn the_service_has_nccls_address_where_nobody_says_another_one() {
     apart("the_service_has_nccls_address_where_nobody_says_another_one", 1, |network| {
         let mut job = Job::start(Path::new(RANK), 2, LIFE, |_, command| {

@@ -25,6 +25,8 @@ from . import _gen
 from ._arrays import NO_PARTS, AnyArray, Array, Counts, Parts, Place, place
 from ._gen import ncclRedOp_t, ncclResult_t
 from ._library import Error, _c, _check, _int, _last_error, _nanoseconds
+from ._made import Factor, MultipliedSum, Registration, Window
+from ._options import CALL_OPTIONS, OPTIONS, CallOptions, Option, _call, _configure, _text
 
 __all__ = [
     "AnyArray", "CALL_OPTIONS", "CallOptions", "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "OPTIONS",
@@ -44,12 +46,7 @@ SUM, PROD, MAX, MIN, AVG = (ncclRedOp_t(i) for i in range(ncclRedOp_t.ncclNumOps
 NO_COLOR = _gen.NCCL_SPLIT_NOCOLOR
 
 #: A reduction: SUM and its like, their names, or what multiplied_sum() returns.
-Op = Union[ncclRedOp_t, str, "MultipliedSum"]
-#: The factor of a multiplied_sum().
-Factor = Union[float, np.generic, AnyArray]
-#: The value of an option of a communicator, and of one call.
-Option = Union[int, float, str, bytes, None]
-CallOption = Union[int, str, bytes, "Event"]
+Op = Union[ncclRedOp_t, str, MultipliedSum]
 
 _NAMED = {"sum": SUM, "prod": PROD, "max": MAX, "min": MIN, "avg": AVG}
 
@@ -385,98 +382,6 @@ class UniqueId:
 
     def __bytes__(self) -> bytes:
         return ctypes.string_at(ctypes.byref(self._raw), ctypes.sizeof(self._raw))
-
-
-#: What a communicator can be asked for: the fields of ncclConfig_t. It is Python that decides whether calls wait.
-OPTIONS = {field[0]: field[1] for field in _gen.ncclConfig_t._fields_[4:]}
-
-
-def _configure(options):
-    size, magic = ctypes.sizeof(_gen.ncclConfig_t), _gen.NCCL_API_MAGIC
-    config = _gen.ncclConfig_t(size, magic, _gen.NCCL_VERSION_CODE, 1)
-    for name, kind in OPTIONS.items():
-        # As NCCL_CONFIG_INITIALIZER has it.
-        setattr(config, name, None if kind is ctypes.c_char_p else -(2**31))
-    for name, value in options.items():
-        if name not in OPTIONS:
-            known = ", ".join((*OPTIONS, "init_timeout"))
-            raise TypeError(f"{name} is no option of a communicator; expected one of {known}")
-        setattr(config, name, _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value))
-    return config
-
-
-def _number(name, value):
-    return _int(name, value) if isinstance(value, int) else value
-
-
-def _text(name, value):
-    value = value.encode() if isinstance(value, str) else value
-    if 0 in value:
-        raise ValueError(f"{name} is {value!r}; expected a text without zeros")
-    return value
-
-
-#: What one collective can be asked for: the fields of ncclCollConfig_t.
-CALL_OPTIONS = {field[0]: field[1] for field in _gen.ncclCollConfig_t._fields_[4:]}
-
-
-class CallOptions:
-    """Options of one collective, alike on all ranks: the fields in CALL_OPTIONS, such as
-    CallOptions(maxCTAs=4, algSelection="ring"), and options of this library: `deadline_ms`, how long the
-    call may wait for a peer, `deterministic` for the same bits always, `plan`, the algorithm by its name.
-
-    `launchCompletionEvent` is an Event that is recorded on the call's stream behind the call. Either all ranks
-    give an event, or none; in a Group at most one call of a communicator has one."""
-
-    def __init__(self, *, deadline_ms: int | None = None, deterministic: bool | None = None,
-                 plan: str | None = None, **fields: CallOption) -> None:
-        size, magic = ctypes.sizeof(_gen.ncclCollConfig_t), _gen.NCCL_API_MAGIC
-        self._config, self._kept = _gen.ncclCollConfig_t(size, magic, _gen.NCCL_VERSION_CODE), []
-        # As NCCL_COLLCONFIG_INITIALIZER has it.
-        unset = {"forceAlgSelection": 1, "userProfilerTag": 0, "algSelection": None, "launchCompletionEvent": None}
-        for name in CALL_OPTIONS:
-            setattr(self._config, name, unset.get(name, -(2**31)))
-        for name, value in fields.items():
-            if name not in CALL_OPTIONS:
-                known = ", ".join(("plan", "deterministic", "deadline_ms", *CALL_OPTIONS))
-                raise TypeError(f"{name} is no option of a call; expected one of {known}")
-            setattr(self._config, name, self._value(name, value))
-        of, extension = _gen.oxcclCallOption_t, _gen.ncclConfigExtValue_t
-        if plan is not None:
-            self._add(of.oxcclOptionPlan, extension(s=_text("plan", plan)))
-        if deterministic is not None:
-            self._add(of.oxcclOptionDeterministic, extension(i=int(deterministic)))
-        if deadline_ms is not None:
-            self._add(of.oxcclOptionDeadlineMs, extension(i=_int("deadline_ms", deadline_ms)))
-
-    def _value(self, name, value):
-        """A field as C takes it."""
-        if name == "userProfilerTag":
-            if not 0 <= value < 2**63:
-                raise ValueError(f"{name} is {value}; expected a number of 63 bits, 0 or more")
-            return value
-        if name == "launchCompletionEvent":
-            if not isinstance(value, Event):
-                raise TypeError(f"{name} is {value!r}; expected an oxccl.Event")
-            self._kept.append(value)
-            return value._handle
-        return _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value)
-
-    def _add(self, option, value):
-        key = _gen.ncclConfigExtKey_t(_gen.OXCCL_VENDOR_ID, option)
-        option = _gen.ncclConfigExt(self._config.ext, key, value)
-        # The list points to them, and to the texts.
-        self._kept += [option, value]
-        self._config.ext = ctypes.pointer(option)
-
-
-def _call(options, plain, configured, *arguments):
-    """Calls a collective, with options where there are any."""
-    if options is None:
-        return plain(*arguments)
-    if not isinstance(options, CallOptions):
-        raise TypeError(f"options is {options!r}; expected oxccl.CallOptions")
-    return configured(*arguments, ctypes.byref(options._config))
 
 
 # The place of the handle of an ended communicator.
@@ -853,82 +758,3 @@ class Comm:
             for source, signal, n in signals
         ))
         self._run(stream, lambda on: _c.ncclWaitSignal(len(signals), wanted, self._handle, on))
-
-
-class _Made:
-    """What a communicator made of something, which this keeps. End it by close(), or `with`, before the
-    communicator ends; a second close() does nothing."""
-
-    def __init__(self, comm, kept, handle):
-        self._comm, self._kept, self._handle = comm, kept, handle
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _end(self, end):
-        handle, self._handle, self._kept = self._handle, None, None
-        # With the communicator it has ended, too.
-        if handle is not None and self._comm._place:
-            _check(end(self._comm._handle, handle))
-
-
-class Registration(_Made):
-    """An array that a communicator was told of."""
-
-    def __init__(self, comm: Comm, array: AnyArray) -> None:
-        at, handle = place("array", array), ctypes.c_void_p()
-        _check(_c.ncclCommRegister(comm._handle, at.address, at.bytes, ctypes.byref(handle)))
-        super().__init__(comm, array, handle)
-
-    def close(self) -> None:
-        """Ends the registration."""
-        self._end(_c.ncclCommDeregister)
-
-
-class Window(_Made):
-    """Memory of each rank, into which the other ranks of its host write."""
-
-    def __init__(self, comm: Comm, array: AnyArray) -> None:
-        at, handle = place("array", array, writable=True), ctypes.c_void_p()
-        flags = _gen.NCCL_WIN_DEFAULT
-        _check(_c.ncclCommWindowRegister(comm._handle, at.address, at.bytes, ctypes.byref(handle), flags))
-        super().__init__(comm, array, handle)
-
-    def put(self, data: AnyArray, to: int, at: int = 0, signal: int = 0, stream: Stream | None = None) -> None:
-        """Writes elements into a rank's window, from its element `at` on, then counts up a signal (0 to
-        15) of that rank."""
-        d = place("data", data)
-        offset = at * (d.bytes // d.count if d.count else 1)
-        if not 0 <= offset < 2**64:
-            raise ValueError(f"at is {at}; expected an element of the window, 0 or more")
-        if self._handle is None:
-            raise Error(ncclResult_t.ncclInvalidUsage, "the window was closed")
-        self._comm._run(stream, lambda on: _c.ncclPutSignal(
-            d.address, d.count, d.kind, _int("to", to), self._handle, offset, _int("signal", signal), 0, 0,
-            self._comm._handle, on), data)
-
-    def close(self) -> None:
-        """Ends the window, into which no rank may still write."""
-        self._end(_c.ncclCommWindowDeregister)
-
-
-class MultipliedSum(_Made):
-    """A sum in which this rank's elements are first multiplied; pass it as an operation."""
-
-    def __init__(self, comm: Comm, factor: Factor) -> None:
-        at, op = place("factor", factor if hasattr(factor, "numel") else np.asarray(factor)), ctypes.c_int()
-        at.length("factor", 1)
-        now = _gen.ncclScalarResidence_t.ncclScalarHostImmediate
-        _check(_c.ncclRedOpCreatePreMulSum(ctypes.byref(op), at.address, at.kind, now, comm._handle))
-        super().__init__(comm, None, op)
-
-    @property
-    def _as_parameter_(self):
-        return self._handle
-
-    def close(self) -> None:
-        """Ends the operation; calls made before keep it."""
-        self._end(lambda comm, op: _c.ncclRedOpDestroy(op, comm))

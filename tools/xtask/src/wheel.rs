@@ -7,8 +7,16 @@ use std::process::Command;
 
 /// The folder of the package in the repository, and (below) the files of the package.
 const PACKAGE: &str = "bindings/python/oxccl";
-const FILES: [&str; 6] =
-    ["__init__.py", "_arrays.py", "_gen.py", "_library.py", "py.typed", "torch.py"];
+const FILES: [&str; 8] = [
+    "__init__.py",
+    "_arrays.py",
+    "_gen.py",
+    "_library.py",
+    "_made.py",
+    "_options.py",
+    "py.typed",
+    "torch.py",
+];
 /// The libraries of the wheel and their names there. `libnccl.so.2`, which has no code of its own,
 /// is for programs that preload it in place of NCCL, and by its other name for those that load it.
 const LIBRARIES: [(&str, &str); 3] = [

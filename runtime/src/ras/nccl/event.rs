@@ -3,8 +3,8 @@
 use super::conversation::Format;
 use super::{Peer, layout};
 use serde::Serialize;
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,37 +61,47 @@ impl Event {
     }
 }
 
+/// What tells processes apart: those of this host by their numbers, as its address may change, and
+/// those of others by address, number and device, as processes of containers may have one number.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// A process of this host.
+    Here(u32),
+    /// A process of another host, with one of its devices.
+    Elsewhere(String, u32, u32),
+}
+
 /// The processes of a job that were alive at the last look.
 #[derive(Debug, Default)]
-pub struct Watched(Vec<Peer>);
+pub struct Watched(Vec<(Key, Peer)>);
 
 impl Watched {
     /// Returns the processes of a job, none of which is new.
-    pub fn new(job: Vec<Peer>) -> Self {
+    pub fn new(job: Vec<(Key, Peer)>) -> Self {
         Self(job)
     }
 
     /// Returns what has happened since the last look: `job` are the processes of the job now, and
-    /// `lives` says whether a process of this number is alive. One that is in no communicator any
-    /// more is not dead.
-    pub fn look(&mut self, job: Vec<Peer>, lives: impl Fn(u32) -> bool) -> Vec<Event> {
+    /// `lives` says whether a process is alive. One that is in no communicator any more is not
+    /// dead.
+    pub fn look(&mut self, job: Vec<(Key, Peer)>, lives: impl Fn(&Key) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
-        self.0.retain(|peer| {
-            let is_alive = lives(peer.pid);
+        self.0.retain(|(key, peer)| {
+            let is_alive = lives(key);
             if !is_alive {
                 events.push(Event { kind: Kind::Dead, peer: peer.clone() });
             }
             is_alive
         });
-        // All are of this host, the address of which may change.
         let known = self.0.iter().zip(0..);
-        let mut known: HashMap<u32, usize> = known.map(|(peer, at)| (peer.pid, at)).collect();
-        for peer in job {
-            match known.entry(peer.pid) {
-                Entry::Occupied(at) => self.0[*at.get()].devices.extend(&peer.devices),
+        let mut known: BTreeMap<Key, usize> =
+            known.map(|((key, _), at)| (key.clone(), at)).collect();
+        for (key, peer) in job.into_iter().filter(|(key, _)| lives(key)) {
+            match known.entry(key.clone()) {
+                Entry::Occupied(at) => self.0[*at.get()].1.devices.extend(&peer.devices),
                 Entry::Vacant(at) => {
                     at.insert(self.0.len());
-                    self.0.push(peer.clone());
+                    self.0.push((key, peer.clone()));
                     events.push(Event { kind: Kind::New, peer });
                 }
             }
@@ -127,17 +137,30 @@ mod tests {
 
     #[test]
     fn a_process_is_new_once_and_dead_once() {
-        let mut watched = Watched::new(vec![peer(1, &[0]), peer(2, &[1])]);
+        let here = |pid: u32, device: u32| (Key::Here(pid), peer(pid, &[device]));
+        let mut watched = Watched::new(vec![here(1, 0), here(2, 1)]);
         let seen = |events: Vec<Event>| {
             events.iter().map(|event| (event.kind, event.peer.pid)).collect::<Vec<_>>()
         };
-        let job = || vec![peer(1, &[0]), peer(3, &[2])];
+        let job = || vec![here(1, 0), here(3, 2)];
         // The second one has left the job, but lives.
         assert_eq!(seen(watched.look(job(), |_| true)), [(Kind::New, 3)]);
         assert_eq!(seen(watched.look(job(), |_| true)), []);
-        let job = || vec![peer(1, &[0])];
-        let found = seen(watched.look(job(), |pid| pid == 1));
-        assert_eq!(found, [(Kind::Dead, 2), (Kind::Dead, 3)]);
-        assert_eq!(seen(watched.look(job(), |pid| pid == 1)), []);
+        let job = || vec![here(1, 0)];
+        let is_first = |key: &Key| *key == Key::Here(1);
+        assert_eq!(seen(watched.look(job(), is_first)), [(Kind::Dead, 2), (Kind::Dead, 3)]);
+        assert_eq!(seen(watched.look(job(), is_first)), []);
+    }
+
+    #[test]
+    fn processes_of_containers_on_another_host_may_have_one_number() {
+        let key = |device| Key::Elsewhere("10.0.0.2".to_owned(), 1, device);
+        let job = || [3, 4].map(|device| (key(device), peer(1, &[device]))).to_vec();
+        let mut watched = Watched::new(job());
+        // The roster still has the dead one.
+        let lives = |of: &Key| *of != key(4);
+        let [event] = &watched.look(job(), lives)[..] else { panic!("one") };
+        assert!(event.kind == Kind::Dead && event.peer.devices == BTreeSet::from([4]), "{event:?}");
+        assert_eq!(watched.look(job(), lives), []);
     }
 }

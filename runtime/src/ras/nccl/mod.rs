@@ -241,6 +241,13 @@ pub struct Peer {
     dead: bool,
 }
 
+impl Peer {
+    /// Returns a process with one device, of which nothing is known.
+    pub fn of_device(host: String, pid: u32, device: u32) -> Self {
+        Self { host, pid, devices: BTreeSet::from([device]), answered: false, dead: false }
+    }
+}
+
 /// The state of a job.
 #[derive(Clone, Debug)]
 pub struct Survey {

@@ -4,14 +4,14 @@
 
 use crate::rank::{Member, inquiry, rosters};
 use crate::ras::job::{self, communicators};
-use crate::ras::nccl::event::{Event, Watched};
-use crate::ras::nccl::{Known, Place, Survey, by_rank, peers};
+use crate::ras::nccl::event::{Event, Key, Watched};
+use crate::ras::nccl::{Known, Peer, Place, Survey, by_rank, peers};
 use crate::ras::verdict::{Patience, verdicts};
 use crate::recorder::Stage;
 use crate::recorder::read::{PROC, Process, ProcessState, Unanswered};
 use crate::recorder::read::{own_pid, processes, state};
 use crate::recorder::wire;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -218,17 +218,43 @@ fn is_there(pid: u32) -> bool {
     Path::new(PROC).join(pid.to_string()).exists()
 }
 
-/// Begins to watch the processes of the job on this host.
-pub(super) fn watch() -> Watched {
-    Watched::new(peers(&job_of(here())))
+/// The processes on other hosts in communicators of this process, and whether each has died.
+type Elsewhere = BTreeMap<Key, (Peer, bool)>;
+
+fn elsewhere() -> Elsewhere {
+    let mut all = Elsewhere::new();
+    for roster in rosters() {
+        for member in roster.members.iter().filter(|member| !member.is_here) {
+            let Member { host, pid, device, .. } = *member;
+            let key = Key::Elsewhere(host.to_string(), pid, device);
+            let peer = || (Peer::of_device(host.to_string(), pid, device), false);
+            all.entry(key).or_insert_with(peer).1 |= member.is_dead();
+        }
+    }
+    all
 }
 
-/// Returns what has happened to the processes of the job on this host since the last look.
+/// Returns the processes to watch, which live: those of the job on this host, and some on others.
+fn watchable(elsewhere: &Elsewhere) -> Vec<(Key, Peer)> {
+    let here = peers(&job_of(here())).into_iter().map(|peer| (Key::Here(peer.pid), peer));
+    let living = elsewhere.iter().filter(|(_, (_, dead))| !dead);
+    here.chain(living.map(|(key, (peer, _))| (key.clone(), peer.clone()))).collect()
+}
+
+/// Begins to watch the processes of the job.
+pub(super) fn watch() -> Watched {
+    Watched::new(watchable(&elsewhere()))
+}
+
+/// Returns what has happened to the processes of the job since the last look.
 pub(super) fn look(watched: &mut Watched) -> Vec<Event> {
-    let all = here();
-    // For want of descriptors, processes that live may not be read.
-    let lives = |pid| state(Path::new(PROC), pid).is_some_and(|of| of != ProcessState::Ended);
-    watched.look(peers(&job_of(all)), lives)
+    let elsewhere = elsewhere();
+    let lives = |key: &Key| match key {
+        // For want of descriptors, processes that live may not be read.
+        Key::Here(pid) => state(Path::new(PROC), *pid).is_some_and(|of| of != ProcessState::Ended),
+        key => elsewhere.get(key).is_none_or(|(_, dead)| !dead),
+    };
+    watched.look(watchable(&elsewhere), lives)
 }
 
 #[cfg(test)]
