@@ -24,7 +24,7 @@ import numpy as np
 from . import _gen
 from ._arrays import NO_PARTS, AnyArray, Array, Counts, Parts, Place, place
 from ._gen import ncclRedOp_t, ncclResult_t
-from ._library import Error, _c, _check, _int, _last_error, _nanoseconds
+from ._library import Error, _c, _check, _int, _last_error, _nanoseconds, _number
 from ._made import Factor, MultipliedSum, Registration, Window
 from ._options import CALL_OPTIONS, OPTIONS, CallOptions, Option, _call, _configure, _text
 
@@ -90,7 +90,7 @@ def set_encryption(key: str | bytes | None) -> None:
 def set_tag(tag: int) -> None:
     """Sets the number by which later operations of this thread are known in `oxccl ras`, such as the
     number of a training step; 0 for none."""
-    if not 0 <= tag < 2**64:
+    if not 0 <= _number("tag", tag) < 2**64:
         raise ValueError(f"tag is {tag}; expected a number of 64 bits, 0 or more")
     _check(_c.oxcclTag(tag))
 
@@ -151,7 +151,7 @@ def on_device(index: int) -> Iterator[None]:
 def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray:
     """An array, all zero, in memory that other ranks of this host read and write in place."""
     dtype, place = np.dtype(dtype), ctypes.c_void_p()
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     count = int(np.prod(shape, dtype=object))
     if count < 0:
         raise ValueError(f"shape is {shape}; expected lengths of 0 or more")
@@ -375,6 +375,8 @@ class UniqueId:
         self._raw = _gen.ncclUniqueId()
         if data is None:
             _check(_c.ncclGetUniqueId(ctypes.byref(self._raw)))
+        elif not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"data is {data!r}; expected the bytes of an id")
         elif len(data) != ctypes.sizeof(self._raw):
             raise ValueError(f"an id has {ctypes.sizeof(self._raw)} bytes; got {len(data)}")
         else:
@@ -382,6 +384,15 @@ class UniqueId:
 
     def __bytes__(self) -> bytes:
         return ctypes.string_at(ctypes.byref(self._raw), ctypes.sizeof(self._raw))
+
+
+def _raw_id(unique_id):
+    """An id as C takes it; its bytes will do, too."""
+    if isinstance(unique_id, (bytes, bytearray)):
+        unique_id = UniqueId(unique_id)
+    if not isinstance(unique_id, UniqueId):
+        raise TypeError(f"unique_id is {unique_id!r}; expected an oxccl.UniqueId, or its bytes")
+    return unique_id._raw
 
 
 # The place of the handle of an ended communicator.
@@ -403,13 +414,16 @@ class Comm:
 
     def __init__(self, size: int | None = None, unique_id: UniqueId | None = None, rank: int | None = None,
                  **options: Option) -> None:
+        if size is None and (unique_id is not None or rank is not None):
+            raise TypeError("a communicator with a unique_id or a rank needs the size, too; without any of them it is "
+                            "that of all processes that a launcher started")
         if size is None:
             self._create(options, _c.oxcclCommInitEnv)
         elif unique_id is None or rank is None:
             raise TypeError(f"a communicator of {size} ranks needs the unique_id that they share, and this one's rank")
         else:
             self._create(options, lambda place, config: _c.ncclCommInitRankConfig(
-                place, _int("size", size), unique_id._raw, _int("rank", rank), config))
+                place, _int("size", size), _raw_id(unique_id), _int("rank", rank), config))
 
     def _create(self, options, begin):
         # The group's end would write to a place that is no more.
@@ -480,14 +494,14 @@ class Comm:
 
     def grow(self, size: int, unique_id: UniqueId | None = None, **options: Option) -> Comm:
         """One of `size` ranks, of which these keep their numbers; the root passes the growth_id()."""
-        raw = None if unique_id is None else ctypes.byref(unique_id._raw)
+        raw = None if unique_id is None else ctypes.byref(_raw_id(unique_id))
         return Comm._from(options, lambda place, config: _c.ncclCommGrow(
             self._handle, _int("size", size), raw, -1, place, config))
 
     @classmethod
     def join(cls, size: int, unique_id: UniqueId, rank: int, **options: Option) -> Comm:
         """A new rank's part of a communicator that others grow to `size` ranks."""
-        raw = ctypes.byref(unique_id._raw)
+        raw = ctypes.byref(_raw_id(unique_id))
         return cls._from(options, lambda place, config: _c.ncclCommGrow(
             None, _int("size", size), raw, _int("rank", rank), place, config))
 

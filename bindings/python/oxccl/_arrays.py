@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, Union
 import numpy as np
 
 from ._gen import ncclDataType_t
+from ._library import _number
 
 
 class AnyArray(Protocol):
@@ -89,12 +90,15 @@ def place(name, array, like=None, writable=False):
 def _of_array(name, array, writable):
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise TypeError(
-            f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(...), or {name}.data"
+            f"{name} is a masked array, whose mask would be ignored; pass {name}.data"
+            + ("" if writable else f", or {name}.filled(...)")
         )
     flags = array.flags
     # Other orders are refused: ranks whose arrays differ in it would mix up their elements.
     if not flags.c_contiguous:
-        raise ValueError(f"{name} is not contiguous, row by row; pass numpy.ascontiguousarray({name})")
+        copied = f"pass a copy by numpy.ascontiguousarray({name})"
+        back = ", and copy the result back into it" if writable else ""
+        raise ValueError(f"{name} is not contiguous, row by row; {copied}{back}")
     if writable and not flags.writeable:
         raise ValueError(f"{name} is read-only")
     try:
@@ -118,7 +122,7 @@ class Parts:
     which each begins; without `displs` they lie one behind the other."""
 
     def __init__(self, name, whole, ranks, counts, displs=None):
-        counts = [int(count) for count in counts]
+        counts = [_number(f"a count of {name}", count) for count in counts]
         if displs is None:
             displs = [sum(counts[:r]) for r in range(len(counts))]
         for what, values in ((f"counts of {name}", counts), (f"displs of {name}", displs)):

@@ -88,6 +88,18 @@ def _int(name, value):
     return value
 
 
+def _number(name, value):
+    """A number of any size."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected a number without a fraction") from None
+
+
 def _nanoseconds(seconds):
     """A time as C takes it, where None is no bound."""
-    return -1 if seconds is None else int(min(seconds * 1e9, 2**63 - 1))
+    if seconds is None:
+        return -1
+    if not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise ValueError(f"the limit is {seconds!r}; expected seconds, 0 or more, or None for no limit")
+    return int(min(seconds * 1e9, 2**63 - 1))

@@ -29,15 +29,20 @@ def _configure(options):
         if name not in OPTIONS:
             known = ", ".join((*OPTIONS, "init_timeout"))
             raise TypeError(f"{name} is no option of a communicator; expected one of {known}")
-        setattr(config, name, _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value))
+        setattr(config, name, _field(name, OPTIONS[name], value))
     return config
 
 
-def _number(name, value):
-    return _int(name, value) if isinstance(value, int) else value
+def _field(name, kind, value):
+    """A field as C takes it. ctypes would take a number for the place of a text."""
+    if kind is ctypes.c_char_p:
+        return None if value is None else _text(name, value)
+    return _int(name, value)
 
 
 def _text(name, value):
+    if not isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} is {value!r}; expected a text")
     value = value.encode() if isinstance(value, str) else value
     if 0 in value:
         raise ValueError(f"{name} is {value!r}; expected a text without zeros")
@@ -73,15 +78,15 @@ class CallOptions:
         if plan is not None:
             self._add(of.oxcclOptionPlan, extension(s=_text("plan", plan)))
         if deterministic is not None:
-            self._add(of.oxcclOptionDeterministic, extension(i=int(deterministic)))
+            self._add(of.oxcclOptionDeterministic, extension(i=_int("deterministic", deterministic)))
         if deadline_ms is not None:
             self._add(of.oxcclOptionDeadlineMs, extension(i=_int("deadline_ms", deadline_ms)))
 
     def _value(self, name, value):
         """A field as C takes it."""
         if name == "userProfilerTag":
-            if not 0 <= value < 2**63:
-                raise ValueError(f"{name} is {value}; expected a number of 63 bits, 0 or more")
+            if not isinstance(value, int) or not 0 <= value < 2**63:
+                raise ValueError(f"{name} is {value!r}; expected a number of 63 bits, 0 or more")
             return value
         if name == "launchCompletionEvent":
             # That file needs this one.
@@ -91,7 +96,7 @@ class CallOptions:
                 raise TypeError(f"{name} is {value!r}; expected an oxccl.Event")
             self._kept.append(value)
             return value._handle
-        return _text(name, value) if isinstance(value, (str, bytes)) else _number(name, value)
+        return _field(name, CALL_OPTIONS[name], value)
 
     def _add(self, option, value):
         key = _gen.ncclConfigExtKey_t(_gen.OXCCL_VENDOR_ID, option)

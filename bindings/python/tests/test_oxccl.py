@@ -343,6 +343,35 @@ def event_of_a_call(comm):
     part.close()
 
 
+def wrong_types(comm):
+    """ctypes would take a number for an address, and cut off others."""
+    x, texts = np.zeros(3), "expected a text"
+    new = lambda **options: oxccl.Comm(1, oxccl.UniqueId(), 0, **options)
+    for wrong, text, call in (
+        (TypeError, f"commName is 3; {texts}", lambda: new(commName=3)),
+        (TypeError, f"netName is 5; {texts}", lambda: new(netName=5)),
+        (TypeError, f"commName is ['a']; {texts}", lambda: comm.split(0, commName=["a"])),
+        (TypeError, f"algSelection is 3; {texts}", lambda: oxccl.CallOptions(algSelection=3)),
+        (TypeError, f"plan is 4; {texts}", lambda: oxccl.CallOptions(plan=4)),
+        (TypeError, "maxCTAs is '8'; expected a number", lambda: new(maxCTAs="8")),
+        (TypeError, "maxCTAs is 2.5; expected a number", lambda: oxccl.CallOptions(maxCTAs=2.5)),
+        (TypeError, "deterministic is 'no'; expected", lambda: oxccl.CallOptions(deterministic="no")),
+        (ValueError, "userProfilerTag is 'a'; expected", lambda: oxccl.CallOptions(userProfilerTag="a")),
+        (TypeError, "needs the size", lambda: oxccl.Comm(rank=0)),
+        (TypeError, "needs the size", lambda: oxccl.Comm(unique_id=oxccl.UniqueId(), rank=0)),
+        (TypeError, "unique_id is 'a'; expected", lambda: comm.grow(2, "a")),
+        (TypeError, "data is 'a'; expected the bytes", lambda: oxccl.UniqueId("a")),
+        (TypeError, "a count of recv is 3.7; expected", lambda: comm.all_gatherv(x, x, [3.7] * 4)),
+        (ValueError, "the limit is 'x'; expected seconds", lambda: comm.set_timeout("x")),
+        (ValueError, "the limit is -1; expected seconds", lambda: comm.set_timeout(-1)),
+        (TypeError, "tag is 1.5; expected", lambda: oxccl.set_tag(1.5)),
+    ):
+        expect_error(wrong, text, call)
+    with oxccl.Comm(1, bytes(oxccl.UniqueId()), 0, maxCTAs=np.int64(2)) as one:
+        assert one.size == 1
+    assert oxccl.empty(np.int64(3)).shape == (3,)
+
+
 def not_numbers(comm):
     """MAX and MIN prefer a number to a NaN."""
     x = np.array([np.nan if comm.rank == 0 else comm.rank, np.nan])
@@ -523,6 +552,7 @@ def rank(comm):
     options_of_calls(comm)
     event_of_a_call(comm)
     not_numbers(comm)
+    wrong_types(comm)
     errors(comm)
 
 

@@ -61,7 +61,7 @@ function hint(io, e, types, keywords)
     e.f isa Function && parentmodule(e.f) === OxCCL || return
     arrays = filter(T -> T <: AbstractArray, collect(types))
     if any(T -> !(T <: Elements), arrays)
-        print(io, "\nOxCCL takes arrays whose elements lie one behind the other: collect(x) makes one of a view or a range.")
+        print(io, "\nOxCCL takes arrays whose elements lie one behind the other: collect(x) makes one of a view or a range, from which a result is then to be copied back.")
     elseif length(unique(eltype.(arrays))) > 1
         print(io, "\nOxCCL takes arrays of one element type in a call.")
     elseif nameof(e.f) in (:Allreduce!, :Allreduce, :Reduce!, :Reduce, :Reduce_scatter!)
