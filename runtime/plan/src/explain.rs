@@ -92,14 +92,14 @@ fn serving(policy: Policy, of: impl Fn(Policy) -> Vec<Candidate>) -> Vec<Candida
 }
 
 /// Returns why plans are chosen: where the time of each one goes by the cost model, what its
-/// busiest rank does, and for which sizes the same one is chosen for any memory. Of memory that all
+/// busiest rank does, and which one is chosen for any memory by the size. Of memory that all
 /// ranks map only what is chosen there, if it is another plan. Empty where no plan serves.
 pub fn reasons(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
     let Some(choice) = choose(spec, bytes, topology, policy) else { return String::new() };
     let of = |memory| serving(policy, |policy| candidates(spec, bytes, topology, memory, policy));
     let all = of(Memory::Any);
     let mut text = reason(&choice.any_memory.plan, &all, "any memory");
-    text += &sizes(spec, bytes, topology, policy);
+    text += &sizes(spec, topology, policy);
     let detail = |of: &Candidate, memory| detail(of, memory, (bytes, topology));
     all.iter().for_each(|candidate| text += &detail(candidate, Memory::Any));
     let Some(mapped) = choice.mapped.map(|route| route.plan) else { return text };
@@ -150,34 +150,28 @@ fn detail(of: &Candidate, memory: Memory, (bytes, topology): (u64, &Topology)) -
 /// The largest size that is looked at for the same choice, as a power of two.
 const LARGEST: u32 = 40;
 
-/// Returns a line with the sizes for which the choice for any memory is the same as for `bytes`;
-/// empty if it is the same for all.
-fn sizes(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
+/// Returns a line with what is chosen for any memory by the size; empty if it is the same for all.
+fn sizes(spec: Spec, topology: &Topology, policy: Policy) -> String {
     let chosen = |bytes| {
         let choice = choose(spec, bytes, topology, policy);
-        choice.map(|choice| choice.any_memory.plan.algorithm)
+        choice.map_or("none", |choice| choice.any_memory.plan.algorithm.name())
     };
-    let own = chosen(bytes);
-    let power = bytes.max(1).ilog2();
-    let same = |power: &u32| chosen(1 << power) == own;
-    let least = (0..=power).rev().take_while(same).last();
-    let most = (power + 1..=LARGEST).take_while(same).last();
-    let name = |power: u32| chosen(1 << power).map_or("none", |algorithm| algorithm.name());
-    // The choice changes between two powers of two, or between one and this size.
-    let before = match least {
-        Some(0) => None,
-        Some(at) => Some(format!("below {} it is {}", size_text(1 << at), name(at - 1))),
-        None => Some(format!("for {} it is {}", size_text(1 << power), name(power))),
-    };
-    let most = most.unwrap_or(power);
-    let after = (most < LARGEST)
-        .then(|| format!("from {} on it is {}", size_text(1 << (most + 1)), name(most + 1)));
-    let others: Vec<String> = before.into_iter().chain(after).collect();
-    if others.is_empty() {
-        String::new()
-    } else {
-        format!(" For other sizes: {}.\n", others.join(", "))
+    let mut name = chosen(1);
+    let mut text = name.to_owned();
+    for power in 0..LARGEST {
+        // The choice changes at most once between two powers of two, or almost so.
+        let (mut before, mut after) = (1u64 << power, 2u64 << power);
+        if chosen(after) == name {
+            continue;
+        }
+        while after - before > 1 {
+            let middle = before + (after - before) / 2;
+            *(if chosen(middle) == name { &mut before } else { &mut after }) = middle;
+        }
+        name = chosen(2u64 << power);
+        text += &format!(", from {} on {name}", size_text(after));
     }
+    if text.contains(',') { format!(" By size it is {text}.\n") } else { String::new() }
 }
 
 /// The work of a rank in a call: bytes that it moves, and how often. Of operands that are folded,

@@ -71,7 +71,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TIME", default_value_t = Time::seconds(10))]
     pub(crate) grace: Time,
     /// Time after which the ranks are told to end (SIGTERM); the exit code is 124 then.
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = Time::some)]
     pub(crate) timeout: Option<Time>,
     /// Write the output of rank N to the files rank-N.out and rank-N.err of this folder.
     #[arg(long, value_name = "DIR")]

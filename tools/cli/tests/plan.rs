@@ -104,7 +104,7 @@ fn plans_are_explained_and_variables_listed() {
     let is_shown = out.contains("any memory:") && out.contains("for any size +");
     assert!(code == Some(0) && is_shown, "{out}");
     assert!(out.contains(" is chosen for any memory: by the cost model it takes "), "{out}");
-    assert!(out.contains(" For other sizes: "), "{out}");
+    assert!(out.contains(" By size it is one_shot, from "), "{out}");
     let explain = ["plan", "all_reduce", "-n", "4", "-b", "1M", "--device", "host", "--explain"];
     let Ended { out, .. } = oxccl(&[], &explain);
     let mapped = " is chosen for memory that all ranks map: by the cost model it takes ";

@@ -163,7 +163,7 @@ fn panel(area: &Area<'_>, series: &[Series<'_>], quantity: Quantity) -> Drawn<()
         .x_labels(10)
         .y_labels(10)
         .x_label_formatter(&|bytes| bytes_text(*bytes))
-        .y_label_formatter(&|value| format!("{value}"))
+        .y_label_formatter(&|value| number_text(*value))
         .light_line_style(WHITE)
         .draw()?;
     if same.is_some() {
@@ -195,6 +195,11 @@ fn legend(area: &Area<'_>, series: &[Series<'_>]) -> Drawn<()> {
         area.draw(&Text::new("dashed: in place", (8, y + LINE_HEIGHT), font))?;
     }
     Ok(())
+}
+
+/// Returns a number without what its binary form adds to it.
+fn number_text(value: f64) -> String {
+    format!("{value:.6}").trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// Returns a number of bytes as `4 KiB`.
@@ -252,6 +257,12 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         write(file.path().to_str().expect("a path"), &head, rows).expect("it is drawn");
         std::fs::read_to_string(file.path()).expect("it was written")
+    }
+
+    #[test]
+    fn numbers_of_an_axis_are_short() {
+        let numbers = [0.1 + 0.2, 1e6, 250.0, 0.001, 2.5];
+        assert_eq!(numbers.map(number_text), ["0.3", "1000000", "250", "0.001", "2.5"]);
     }
 
     #[test]
