@@ -20,7 +20,7 @@ pub(crate) const TEXT_BYTES: usize = 2048;
 thread_local! {
     /// The last error of this thread.
     static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
-    /// Its text for C, which stays at one place while the thread lives.
+    /// The text of that error for C. Its place is the same as long as the thread lives.
     static TEXT: RefCell<Option<Box<[u8; TEXT_BYTES]>>> = const { RefCell::new(None) };
     /// The communicator of the call that is being unwound.
     static INVOLVED: Cell<Option<Arc<Communicator>>> = const { Cell::new(None) };

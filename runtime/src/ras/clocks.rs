@@ -56,7 +56,7 @@ struct Times {
     ended_ns: i64,
 }
 
-/// What a collective tells of the clock of a second host beside a first one's, in ns.
+/// A comparison of the clocks of two hosts by one collective, in ns.
 #[derive(Clone, Copy)]
 struct Sight {
     /// By how much later it ended there.

@@ -192,7 +192,7 @@ fn prepare(socket: &Socket) -> Result<()> {
 struct TcpConnecting {
     address: SocketAddr,
     ahead: bool,
-    /// What the connection says first, if it has to prove that it is meant.
+    /// The secret that the connection says first; `None` if it has nothing to prove.
     secret: Option<Secret>,
     socket: Option<Socket>,
     retry: Retry,

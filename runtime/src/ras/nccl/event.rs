@@ -61,8 +61,8 @@ impl Event {
     }
 }
 
-/// What tells processes apart: those of this host by their numbers, as its address may change, and
-/// those of others by address, number and device, as processes of containers may have one number.
+/// The identity of a process: on this host its number, as the address may change; on other hosts
+/// address, number and device, as processes of containers may have one number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     /// A process of this host.
