@@ -10,6 +10,7 @@ use crate::ras::verdict::{Cause, Patience, Verdict, verdicts};
 use crate::recorder::read::{self, PROC};
 use crate::recorder::{KernelCollective, Source};
 use std::fmt::Write;
+use std::iter;
 use std::path::Path;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -61,6 +62,18 @@ fn path(error: &Error) -> Option<String> {
     (via != reporter).then(text)
 }
 
+/// Returns what the log says of a failure that a rank with or without operations latches.
+fn lines(error: &Error, idle: bool) -> impl Iterator<Item = (Level, String)> {
+    let level = match error {
+        Error::Aborted { .. } => Level::Info,
+        // The rank that reports it has logged it. Many programs let some ranks end by ncclCommAbort
+        // when all work is done.
+        Error::Reported { .. } if idle => Level::Info,
+        _ => Level::Warn,
+    };
+    iter::once((level, error.to_string())).chain(path(error).map(|path| (Level::Info, path)))
+}
+
 impl Rank {
     /// Latches a failure: the first one stays. All operations under way and to come fail with it,
     /// and the peers hear of it. The caller must not hold the lock of the state.
@@ -80,13 +93,7 @@ impl Rank {
             Error::Aborted { .. } => Source::Asked,
             _ => Source::Here,
         };
-        let level = match &error {
-            Error::Aborted { .. } => Level::Info,
-            // The rank that reports it has logged it. Many programs let some ranks end by
-            // ncclCommAbort when all work is done.
-            Error::Reported { .. } if self.is_idle() => Level::Info,
-            _ => Level::Warn,
-        };
+        let lines = lines(&error, self.is_idle());
         self.recorder.fail(&error.to_string(), error.code() as i32, source);
         let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.number as usize]) {
@@ -95,12 +102,8 @@ impl Rank {
         // Before any thread here sees the failure: the process may end then, and the peers would
         // know only that this rank is gone, and users nothing.
         self.tell_all(&notice::failed(&record));
-        let say = |level, text: &str| {
-            log::line_of(Some(self.number), level, Subsystem::Coll, text);
-        };
-        say(level, &error.to_string());
-        if let Some(path) = path(&error) {
-            say(Level::Info, &path);
+        for (level, text) in lines {
+            log::line_of(Some(self.number), level, Subsystem::Coll, &text);
         }
         // From here on operations end, and their buffers belong to the user again.
         self.failed.store(true, Ordering::Release);
@@ -361,8 +364,11 @@ mod tests {
             assert_eq!(second.record(&heard), record);
             let again = third.told(2, second.record(&heard));
             let way = "the failure that rank 1 reports was passed on by rank 2";
-            assert_eq!((path(error), path(&heard)), (None, None));
-            assert_eq!(path(&again).as_deref(), Some(way));
+            let logged = |error: &Error| Vec::from_iter(lines(error, false));
+            let once = |error: &Error| vec![(Level::Warn, error.to_string())];
+            assert_eq!([logged(error), logged(&heard)], [once(error), once(&heard)]);
+            let both = [once(&again), vec![(Level::Info, way.to_owned())]].concat();
+            assert_eq!(logged(&again), both);
             assert_eq!(again.code(), error.code());
             [heard, again].map(|error| error.to_string())
         };
