@@ -307,6 +307,13 @@ enum {
 // The offset in place of a slice that is not there.
 #define NO_SLICE UINT64_MAX
 
+// The most collectives of a batch: their programs are the argument of a kernel, which is at most
+// 32,764 bytes long, and the driver copies it for each launch.
+#define BATCH 16
+
+// The bounds of the programs of a batch.
+#define BATCH_BOUNDS (BATCH + 1)
+
 // The bit of the numbers by which kernels tell of messages, which tells them from collectives.
 #define MESSAGES_BEGUN 4611686018427387904
 
@@ -613,6 +620,18 @@ typedef struct LineProgram {
   // The slices that are exchanged, by rank.
   LinePeer peers[MAX_RANKS];
 } LineProgram;
+
+// The argument of a kernel that runs collectives of a group side by side, as one collective to the
+// peers. They are alike but for their buffers, counts, operations and roots.
+typedef struct LineBatch {
+  // The programs, of which each has the number of channels of the whole grid.
+  LineProgram programs[BATCH];
+  // The number of programs.
+  uint32_t count;
+  // The channels of `programs[i]` are those from `first[i]` to before `first[i + 1]`, counted
+  // first over the first channels of all blocks.
+  uint32_t first[BATCH_BOUNDS];
+} LineBatch;
 
 // The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue
 // carries its part of the queue's large messages; the first lane carries all of the small ones.
@@ -962,6 +981,8 @@ typedef struct Shared {
   uint64_t told_output;
   // The time, in ns, from which on the host's memory is to be looked at again.
   uint64_t next_look_ns;
+  // The number of times so far that messages were moved.
+  uint64_t exchanges;
   // The number of the latest collective, or messages, of which the host was told.
   uint64_t told;
   // The number of times that the host was told of some.

@@ -2,7 +2,7 @@
 // ranks, and edges of those of more. A warp puts or takes: a unit then has all of its registers.
 #pragma once
 
-#include "chunks.cuh"
+#include "batch.cuh"
 
 namespace oxccl {
 
@@ -582,15 +582,11 @@ __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first
   }
 }
 
-// Copies this rank's own slice, by blocks that do nothing else; where there are none of those, by
-// the others when they have done their part.
-__device__ __noinline__ void copy_own(const LineProgram& p) {
+// Copies this rank's own slice, or a warp's part of it: from the first chunk, or slot, on in steps.
+__device__ __noinline__ void copy_part(const LineProgram& p, uint64_t first, uint64_t stride) {
   const char* input = reinterpret_cast<const char*>(p.call.input) + p.copy_from;
   char* output = reinterpret_cast<char*>(p.call.output) + p.copy_to;
   if (p.copy_to == NO_SLICE || input == output || faulty(p.call.rank) != FAULT_NONE) return;
-  uint32_t before = gridDim.x > p.blocks ? p.blocks : 0, warps = blockDim.x / 32;
-  uint64_t first = (blockIdx.x - before) * warps + threadIdx.x / 32;
-  uint64_t stride = uint64_t(gridDim.x - before) * warps;
   Span from(input, p.copy_bytes), to(output, p.copy_bytes);
   uint64_t whole = p.copy_bytes / CHUNK_BYTES * CHUNK_BYTES;
 #pragma unroll 1
@@ -604,6 +600,14 @@ __device__ __noinline__ void copy_own(const LineProgram& p) {
 #pragma unroll 1
   for (uint64_t at = whole + first * SLOT; at < p.copy_bytes; at += stride * SLOT)
     Piece(to, at).store(Piece(from, at).load());
+}
+
+// Copies this rank's own slice, by blocks that do nothing else; where there are none of those, by
+// the others when they have done their part.
+__device__ inline void copy_own(const LineProgram& p) {
+  uint32_t before = gridDim.x > p.blocks ? p.blocks : 0, warps = blockDim.x / 32;
+  uint64_t first = (blockIdx.x - before) * warps + threadIdx.x / 32;
+  copy_part(p, first, uint64_t(gridDim.x - before) * warps);
 }
 
 // Returns what is told for warps that all put to one peer, on the channels from `first` on; nothing
@@ -641,18 +645,59 @@ __device__ inline void run_two(const LineProgram& p, Fold fold) {
   if (gridDim.x == p.blocks) copy_own(p);
 }
 
+// Makes the fold of a program.
+template <typename E>
+struct FoldOf {
+  __device__ FoldTwo<E> operator()(const LineProgram& p) const {
+    return {p, p.call.scaled ? scale_of(p.call) : 0};
+  }
+};
+
+struct NoFoldOf {
+  __device__ NoFold operator()(const LineProgram&) const { return {}; }
+};
+
+// The same for a batch; `fold_of` makes the folds of its programs.
+template <bool SMALL, typename FoldOf>
+__device__ inline void run_batch_of_two(const LineBatch& batch, FoldOf fold_of) {
+  const LineProgram& head = batch.programs[0];
+  const Rank& r = head.call.rank;
+  bool chunks = !SMALL && head.slots == 0;
+  Telling telling = telling_of(chunks, 1 - int(r.rank), blockIdx.x * PUTTERS);
+  if (!SMALL) {
+    if (threadIdx.x < PUTTERS) {
+      BatchPart part(batch, LinePlace::number(head, threadIdx.x));
+      begin_progress(threadIdx.x, part.has_units());
+    }
+    __syncthreads();
+  }
+  auto carry = [&](const LineProgram& p, int role, int, uint64_t first, uint64_t step) {
+    auto fold = fold_of(p);
+    if (role != 0) return run_part<SMALL, false>(p, fold, first, step);
+    run_part<SMALL, true>(p, fold, first, step);
+    end_progress(threadIdx.x / 64);
+  };
+  run_batch(batch, carry, copy_part, [&] {
+    if (chunks) tell_arrivals(r, telling, 0);
+  });
+}
+
 }  // namespace oxccl
 
 // For each element type kernels that reduce; what only moves, runs as bytes.
-#define OXCCL_OF_TWO(NAME, SMALL, ...)                                              \
-  OXCCL_KERNEL(NAME, (BLOCK_THREADS, 1), oxccl::LineProgram, using namespace oxccl; \
-               uint64_t scale = argument.call.scaled ? scale_of(argument.call) : 0; \
-               run_two<SMALL>(argument, FoldTwo<__VA_ARGS__>{argument, scale}))
-#define OXCCL_LINES_OF_TWO(NUMBER, ...)                        \
-  OXCCL_OF_TWO(oxccl_lines_two_##NUMBER, false, __VA_ARGS__)   \
-  OXCCL_OF_TWO(oxccl_packets_two_##NUMBER, true, __VA_ARGS__)
+#define OXCCL_OF_TWO(NAME, SMALL, ...)                                                          \
+  OXCCL_KERNEL(oxccl_##NAME, (BLOCK_THREADS, 1), oxccl::LineProgram, using namespace oxccl;     \
+               run_two<SMALL>(argument, FoldOf<__VA_ARGS__>()(argument)))                       \
+  OXCCL_KERNEL(oxccl_batch_##NAME, (BLOCK_THREADS, 1), oxccl::LineBatch, using namespace oxccl; \
+               run_batch_of_two<SMALL>(argument, FoldOf<__VA_ARGS__>()))
+#define OXCCL_LINES_OF_TWO(NUMBER, ...)                                                         \
+  OXCCL_OF_TWO(lines_two_##NUMBER, false, __VA_ARGS__)                                          \
+  OXCCL_OF_TWO(packets_two_##NUMBER, true, __VA_ARGS__)
 OXCCL_ELEMENTS(OXCCL_LINES_OF_TWO)
-OXCCL_KERNEL(oxccl_lines_two, (BLOCK_THREADS, 1), oxccl::LineProgram,
-             oxccl::run_two<false>(argument, oxccl::NoFold()))
-OXCCL_KERNEL(oxccl_packets_two, (BLOCK_THREADS, 1), oxccl::LineProgram,
-             oxccl::run_two<true>(argument, oxccl::NoFold()))
+#define OXCCL_MOVES_OF_TWO(NAME, SMALL)                                                         \
+  OXCCL_KERNEL(oxccl_##NAME, (BLOCK_THREADS, 1), oxccl::LineProgram,                            \
+               oxccl::run_two<SMALL>(argument, oxccl::NoFold()))                                \
+  OXCCL_KERNEL(oxccl_batch_##NAME, (BLOCK_THREADS, 1), oxccl::LineBatch,                        \
+               oxccl::run_batch_of_two<SMALL>(argument, oxccl::NoFoldOf()))
+OXCCL_MOVES_OF_TWO(lines_two, false)
+OXCCL_MOVES_OF_TWO(packets_two, true)

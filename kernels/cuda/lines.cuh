@@ -695,12 +695,30 @@ __device__ inline uint32_t by_roles(const LineProgram& p, uint32_t warps) {
   return warps * p.roles_inverse >> 16;
 }
 
-// The blocks of a program that carry something; `run` moves the units of a channel in one of some
-// roles, which a warp each has, from the first unit on in steps, and the last warp calls `watch`
-// besides. Units go to channels in turn, first to one of each block. Which channels have a unit
-// depends on facts that all ranks share.
-template <typename Run, typename Watch>
-__device__ inline void run_lines(const LineProgram& program, Run run, Watch watch) {
+// A warp's place among those that carry units: channels are counted first over the
+// first ones of each block.
+struct LinePlace {
+  uint32_t index;  // of the channel in its block
+  int role;
+
+  __device__ explicit LinePlace(const LineProgram& p) : index(by_roles(p, threadIdx.x / 32)) {
+    role = threadIdx.x / 32 - index * p.roles;
+  }
+
+  __device__ static uint32_t channels(const LineProgram& p) {
+    return by_roles(p, blockDim.x / 32 - 1);
+  }
+
+  // Returns the number of a channel among all.
+  __device__ static uint32_t number(const LineProgram& p, uint32_t index) {
+    return index * p.blocks + blockIdx.x;
+  }
+};
+
+// The blocks that carry units: all warps but the last one call `carry`, and the last one announces
+// the collective and calls `watch`.
+template <typename Carry, typename Watch>
+__device__ inline void run_blocks(const LineProgram& program, Carry carry, Watch watch) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   Begin begin;
@@ -715,12 +733,7 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
     refuse(r, (running | users) != 0);
     watch();
   } else {
-    uint32_t warp = threadIdx.x / 32, channels = by_roles(program, blockDim.x / 32 - 1);
-    uint32_t index = by_roles(program, warp);
-    uint32_t channel = blockIdx.x * by_roles(program, LINE_WARPS) + index;
-    uint64_t first = index * program.blocks + blockIdx.x;
-    if (first < program.units)
-      run(warp - index * program.roles, channel, first, uint64_t(channels) * program.blocks);
+    carry();
   }
   __syncthreads();
   // What the warps of this block waited for is compared with the announcements of this collective.
@@ -730,6 +743,22 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
   }
   end_together(r, begin);
   if (threadIdx.x == 0) leave(own);
+}
+
+// The blocks of a program that carry something; `run` moves the units of a channel in one of some
+// roles, which a warp each has, from the first unit on in steps, and the last warp calls `watch`
+// besides. Units go to channels in turn, first to one of each block. Which channels have a unit
+// depends on facts that all ranks share.
+template <typename Run, typename Watch>
+__device__ inline void run_lines(const LineProgram& program, Run run, Watch watch) {
+  auto carry = [&] {
+    LinePlace place(program);
+    uint32_t channel = blockIdx.x * by_roles(program, LINE_WARPS) + place.index;
+    uint64_t first = LinePlace::number(program, place.index);
+    uint64_t step = uint64_t(LinePlace::channels(program)) * program.blocks;
+    if (first < program.units) run(place.role, channel, first, step);
+  };
+  run_blocks(program, carry, watch);
 }
 
 }  // namespace oxccl

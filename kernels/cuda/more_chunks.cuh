@@ -367,13 +367,37 @@ struct ChunkRun {
   }
 };
 
-// Returns what is told for a warp of a block of chunks.
-__device__ inline Telling telling_of(const LineProgram& p, int warp) {
-  uint32_t roles = p.roles, role = warp % roles, index = warp / roles;
-  uint32_t channel = blockIdx.x * (LINE_WARPS / roles) + index;
-  bool works = index < LINE_WARPS / roles && index * p.blocks + blockIdx.x < p.units;
-  uint32_t peers = role == PUT ? p.puts : role == MIDDLE ? p.middle_to : 0;
-  return {works ? peers : 0, int(role == PUT ? channel : channel + p.second)};
+// The channel of a block of chunks that has a warp, and the warp's role.
+struct ChunkPlace {
+  uint32_t index;  // of the channel in its block
+  int role, channel;
+  bool is_there;  // there are warps for no whole channel
+
+  __device__ ChunkPlace(const LineProgram& p, uint32_t warp) {
+    uint32_t roles = p.roles, channels = LINE_WARPS / roles;
+    index = warp / roles;
+    role = warp % roles;
+    channel = blockIdx.x * channels + index;
+    is_there = index < channels;
+  }
+
+  // Returns what is told for the warp, if its channel has units of a program.
+  __device__ Telling telling(const LineProgram& p, bool has_units) const {
+    uint32_t peers = role == PUT ? p.puts : role == MIDDLE ? p.middle_to : 0;
+    bool works = is_there && has_units;
+    return {works ? peers : 0, int(role == PUT ? channel : channel + p.second)};
+  }
+};
+
+// Begins the progress of a block of chunks; what is told of it is the thread's.
+__device__ inline void begin_chunks(const Telling& telling) {
+  int thread = threadIdx.x & 31;
+  if (is_watcher() && thread < LINE_WARPS) begin_progress(thread, telling.peers != 0);
+  __syncthreads();
+}
+
+__device__ inline void tell_chunks(const Rank& r, const Telling& telling) {
+  tell_arrivals(r, telling, 0, [](int warp, int peer) { return chunks_before()[warp][peer]; });
 }
 
 template <typename E, bool FOLDS>
@@ -382,27 +406,43 @@ __device__ inline void run_more_chunks(const LineProgram& p) {
     copy_own(p);
     return;
   }
-  const Rank& r = p.call.rank;
-  int thread = threadIdx.x & 31;
-  Telling telling = telling_of(p, thread);
-  if (is_watcher() && thread < LINE_WARPS) begin_progress(thread, telling.peers != 0);
-  __syncthreads();
+  ChunkPlace place(p, threadIdx.x & 31);
+  Telling telling = place.telling(p, LinePlace::number(p, place.index) < p.units);
+  begin_chunks(telling);
   auto carry = [&](int role, int channel, uint64_t first, uint64_t step) {
     uint64_t scale = FOLDS && p.call.scaled ? scale_of(p.call) : 0;
     ChunkRun<E, FOLDS>{p, scale, first, step, channel}.run(role, threadIdx.x / 32 - role);
   };
-  run_lines(p, carry, [&] {
-    tell_arrivals(r, telling, 0, [](int warp, int peer) { return chunks_before()[warp][peer]; });
-  });
+  run_lines(p, carry, [&] { tell_chunks(p.call.rank, telling); });
   if (gridDim.x == p.blocks) copy_own(p);
+}
+
+// The same for a batch.
+template <typename E, bool FOLDS>
+__device__ inline void run_batch_of_chunks(const LineBatch& batch) {
+  const LineProgram& head = batch.programs[0];
+  ChunkPlace place(head, threadIdx.x & 31);
+  BatchPart part(batch, LinePlace::number(head, place.index));
+  Telling telling = place.telling(part.program ? *part.program : head, part.has_units());
+  begin_chunks(telling);
+  auto carry = [](const LineProgram& p, int role, int, uint64_t first, uint64_t step) {
+    uint64_t scale = FOLDS && p.call.scaled ? scale_of(p.call) : 0;
+    int warp = threadIdx.x / 32, channel = ChunkPlace(p, warp).channel;
+    ChunkRun<E, FOLDS>{p, scale, first, step, channel}.run(role, warp - role);
+  };
+  run_batch(batch, carry, copy_part, [&] { tell_chunks(head.call.rank, telling); });
 }
 
 }  // namespace oxccl
 
-// For each element type a kernel that reduces; what only moves, runs as bytes.
-#define OXCCL_MORE_CHUNKS(NUMBER, ...)                                                  \
-  OXCCL_KERNEL(oxccl_more_chunks_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,      \
-               using namespace oxccl; run_more_chunks<__VA_ARGS__, true>(argument))
+// For each element type kernels that reduce; what only moves, runs as bytes.
+#define OXCCL_MORE_CHUNKS(NUMBER, ...)                                                          \
+  OXCCL_KERNEL(oxccl_more_chunks_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,              \
+               using namespace oxccl; run_more_chunks<__VA_ARGS__, true>(argument))             \
+  OXCCL_KERNEL(oxccl_batch_more_chunks_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineBatch,          \
+               using namespace oxccl; run_batch_of_chunks<__VA_ARGS__, true>(argument))
 OXCCL_ELEMENTS(OXCCL_MORE_CHUNKS)
-OXCCL_KERNEL(oxccl_more_chunks, (BLOCK_THREADS, 1), oxccl::LineProgram,
-             oxccl::run_more_chunks<oxccl::Integer<uint8_t>, false>(argument))
+OXCCL_KERNEL(oxccl_more_chunks, (BLOCK_THREADS, 1), oxccl::LineProgram, using namespace oxccl;
+             run_more_chunks<Integer<uint8_t>, false>(argument))
+OXCCL_KERNEL(oxccl_batch_more_chunks, (BLOCK_THREADS, 1), oxccl::LineBatch, using namespace oxccl;
+             run_batch_of_chunks<Integer<uint8_t>, false>(argument))

@@ -176,15 +176,28 @@ __device__ inline void run_more_packets(const LineProgram& p, const Multiply& mu
   if (gridDim.x == p.blocks) copy_own(p);
 }
 
+// The same for a batch; `multiply_of` makes what multiplies the operands of a program.
+template <typename E, bool FOLDS, typename MultiplyOf>
+__device__ inline void run_batch_of_packets(const LineBatch& batch, MultiplyOf multiply_of) {
+  auto carry = [&](const LineProgram& p, int role, int channel, uint64_t first, uint64_t step) {
+    int index = by_roles(p, threadIdx.x / 32);
+    PacketEdges<E, FOLDS>{p, first, step, channel, index}.run(role, multiply_of(p));
+  };
+  run_batch(batch, carry, copy_part, [] {});
+}
+
 }  // namespace oxccl
 
-// For each element type a kernel that reduces; what only moves, runs as bytes.
-#define OXCCL_MORE_PACKETS(NUMBER, ...)                                                    \
-  OXCCL_KERNEL(oxccl_more_packets_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,        \
-               using namespace oxccl;                                                      \
-               uint64_t scale = argument.call.scaled ? scale_of(argument.call) : 0;        \
-               using Fold = FoldTwo<__VA_ARGS__>;                                          \
-               run_more_packets<__VA_ARGS__, true>(argument, Fold{argument, scale}))
+// For each element type kernels that reduce; what only moves, runs as bytes.
+#define OXCCL_MORE_PACKETS(NUMBER, ...)                                                         \
+  OXCCL_KERNEL(oxccl_more_packets_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,             \
+               using namespace oxccl;                                                           \
+               run_more_packets<__VA_ARGS__, true>(argument, FoldOf<__VA_ARGS__>()(argument)))  \
+  OXCCL_KERNEL(oxccl_batch_more_packets_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineBatch,         \
+               using namespace oxccl;                                                           \
+               run_batch_of_packets<__VA_ARGS__, true>(argument, FoldOf<__VA_ARGS__>()))
 OXCCL_ELEMENTS(OXCCL_MORE_PACKETS)
-OXCCL_KERNEL(oxccl_more_packets, (BLOCK_THREADS, 1), oxccl::LineProgram,
-             oxccl::run_more_packets<oxccl::Integer<uint8_t>, false>(argument, oxccl::NoFold()))
+OXCCL_KERNEL(oxccl_more_packets, (BLOCK_THREADS, 1), oxccl::LineProgram, using namespace oxccl;
+             run_more_packets<Integer<uint8_t>, false>(argument, NoFold()))
+OXCCL_KERNEL(oxccl_batch_more_packets, (BLOCK_THREADS, 1), oxccl::LineBatch, using namespace oxccl;
+             run_batch_of_packets<Integer<uint8_t>, false>(argument, NoFoldOf()))

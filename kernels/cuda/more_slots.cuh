@@ -285,14 +285,29 @@ __device__ inline void run_more_slots(const LineProgram& p) {
   if (gridDim.x == p.blocks) copy_own(p);
 }
 
+// The same for a batch.
+template <typename E, bool FOLDS, typename In>
+__device__ inline void run_batch_of_slots(const LineBatch& batch) {
+  auto carry = [](const LineProgram& p, int role, int channel, uint64_t first, uint64_t step) {
+    uint64_t scale = FOLDS && p.call.scaled ? scale_of(p.call) : 0;
+    int index = by_roles(p, threadIdx.x / 32);
+    SlotRun<E, FOLDS, In>{p, scale, first, step, channel, index}.run(role);
+  };
+  run_batch(batch, carry, copy_part, [] {});
+}
+
 }  // namespace oxccl
 
 // For each element type kernels that reduce; what only moves, runs as bytes.
-#define OXCCL_MORE_SLOTS(NUMBER, ...)                                                  \
-  OXCCL_KERNEL(oxccl_more_lines_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,      \
-               using namespace oxccl; run_more_slots<__VA_ARGS__, true, InLines>(argument)) \
-  OXCCL_KERNEL(oxccl_medium_packets_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,  \
+#define OXCCL_MORE_SLOTS(NUMBER, ...)                                                           \
+  OXCCL_KERNEL(oxccl_more_lines_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,               \
+               using namespace oxccl; run_more_slots<__VA_ARGS__, true, InLines>(argument))     \
+  OXCCL_KERNEL(oxccl_batch_more_lines_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineBatch,           \
+               using namespace oxccl; run_batch_of_slots<__VA_ARGS__, true, InLines>(argument)) \
+  OXCCL_KERNEL(oxccl_medium_packets_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,           \
                using namespace oxccl; run_more_slots<__VA_ARGS__, true, InPackets>(argument))
 OXCCL_ELEMENTS(OXCCL_MORE_SLOTS)
-OXCCL_KERNEL(oxccl_more_lines, (BLOCK_THREADS, 1), oxccl::LineProgram,
-             oxccl::run_more_slots<oxccl::Integer<uint8_t>, false, oxccl::InLines>(argument))
+OXCCL_KERNEL(oxccl_more_lines, (BLOCK_THREADS, 1), oxccl::LineProgram, using namespace oxccl;
+             run_more_slots<Integer<uint8_t>, false, InLines>(argument))
+OXCCL_KERNEL(oxccl_batch_more_lines, (BLOCK_THREADS, 1), oxccl::LineBatch, using namespace oxccl;
+             run_batch_of_slots<Integer<uint8_t>, false, InLines>(argument))

@@ -108,21 +108,20 @@ impl Events {
         &self,
         comm: &Arc<Communicator>,
         operation: Operation,
-        streams: &[Stream],
+        (stream, others): (&Stream, &[Stream]),
         reported: &[Reported],
         inline: bool,
     ) -> Result<()> {
         let submit = |operation| match operation {
-            Operation::Exchange(_) => comm.executor().submit_on_all(operation, streams),
-            operation => comm.executor().submit(operation, &streams[0], inline),
+            Operation::Exchange(_) | Operation::Batch(_) => {
+                comm.executor().submit_on_all(operation, stream, others)
+            }
+            operation => comm.executor().submit(operation, stream, inline),
         };
         let Some(calls) = self.find(comm) else { return submit(operation) };
-        let (stream, captured) = (&streams[0], streams[0].is_capturing());
-        let bound = match &operation {
-            Operation::Collective(programs, call) => Some(comm.likely(programs, call).0),
-            _ => None,
-        };
-        let running = calls.operation(&operation, bound, captured, reported);
+        let captured = stream.is_capturing();
+        let bound = operation.collectives().map(|(programs, call)| comm.likely(programs, call).0);
+        let running = calls.operation(&operation, &Vec::from_iter(bound), captured, reported);
         let _launch = calls.kernel_launch(stream.id());
         if !running.has_events() || captured {
             return submit(operation);
@@ -326,19 +325,20 @@ fn submit_or_wait(
             let transfers = transfers.list.iter();
             transfers.map(|transfer| calls.transfer(transfer, stream.id())).collect()
         }
-        Operation::OneSided(_) => Vec::new(),
+        // Only groups have batches, and they make them when all was reported.
+        Operation::Batch(_) | Operation::OneSided(_) => Vec::new(),
     };
     if !active() {
         let mut events = Events::default();
         let reported = events.of(comm, 1, &stream).map(report).unwrap_or_default();
         events.launch();
-        let streams = [stream];
-        events.submit(comm, operation, &streams, &reported, true)?;
-        let [stream] = streams;
+        events.submit(comm, operation, (&stream, &[]), &reported, true)?;
         return event.map_or(Ok(()), |event| stream.record(event, RECORDS));
     }
     let (comm, reported) = (comm.clone(), reported(comm, &stream, report));
-    let submission = Submission { comm, operation, stream: stream.into_owned(), reported, event };
+    let (stream, event) = (stream.into_owned(), event.map(|event| (0, event)));
+    let others = Vec::new();
+    let submission = Submission { comm, operation, stream, others, reported, event };
     GROUP.with_borrow_mut(|g| g.calls.push(Pending::Operation(submission)));
     Ok(())
 }
@@ -397,22 +397,59 @@ pub fn create_communicator(creation: Creation) -> Result<Launched> {
 struct Submission {
     comm: Arc<Communicator>,
     operation: Operation,
+    /// The stream of the first call, which runs the operation.
     stream: Stream,
+    /// The other streams of its calls, each once.
+    others: Vec<Stream>,
     /// The calls as a profiler was told of them.
     reported: Vec<Reported>,
-    /// The event that is recorded behind the operation.
-    event: Option<Event>,
+    /// The event that is recorded behind the operation, and the place of its stream.
+    event: Option<(usize, Event)>,
+}
+
+impl Submission {
+    /// Adds another collective, which runs together with those of this operation.
+    fn add(&mut self, other: Self) {
+        let Self { operation, stream, reported, event, .. } = other;
+        self.operation.join(operation);
+        self.reported.extend(reported);
+        let mut known = std::iter::once(&self.stream).chain(&self.others);
+        let known = known.position(|known| *known == stream);
+        let at = known.unwrap_or(self.others.len() + 1);
+        if known.is_none() {
+            self.others.push(stream);
+        }
+        self.event = self.event.take().or(event.map(|(_, event)| (at, event)));
+    }
+}
+
+/// Makes one operation of the collectives of each communicator that it runs together. Calls of a
+/// group have no order among each other.
+fn join(operations: Vec<Submission>) -> Vec<Submission> {
+    let mut joined: Vec<Submission> = Vec::with_capacity(operations.len());
+    for submission in operations {
+        let of_comm = |known: &&mut Submission| Arc::ptr_eq(&known.comm, &submission.comm);
+        let latest = joined.iter_mut().rfind(of_comm);
+        let executor = submission.comm.executor();
+        let fits =
+            |known: &&mut Submission| executor.joins(&known.operation, &submission.operation);
+        match latest.filter(fits) {
+            Some(known) => known.add(submission),
+            None => joined.push(submission),
+        }
+    }
+    joined
 }
 
 /// Submits operations in their order, and collects their streams.
 fn submit(operations: Vec<Submission>, events: &Events, launched: &mut Vec<Stream>) -> Result<()> {
-    for Submission { comm, operation, stream, reported, event } in operations {
-        let streams = [stream];
-        events.submit(&comm, operation, &streams, &reported, false)?;
-        if let Some(event) = event {
-            Stream::from(&streams[0]).record(event, RECORDS)?;
+    for Submission { comm, operation, stream, others, reported, event } in join(operations) {
+        events.submit(&comm, operation, (&stream, &others), &reported, false)?;
+        if let Some((at, event)) = event {
+            let on = if at == 0 { &stream } else { &others[at - 1] };
+            Stream::from(on).record(event, RECORDS)?;
         }
-        launched.extend(streams);
+        launched.push(stream);
     }
     Ok(())
 }
@@ -488,8 +525,9 @@ impl Prepared {
         submit(first, events, launched)?;
         for Exchange { comm, transfers, mut streams, reported } in self.exchanges {
             let transfers = Transfers { operation: "send/recv", list: transfers };
-            events.submit(&comm, transfers.into(), &streams, &reported, true)?;
-            launched.push(streams.swap_remove(0));
+            let first = streams.swap_remove(0);
+            events.submit(&comm, transfers.into(), (&first, &streams), &reported, true)?;
+            launched.push(first);
         }
         // A wait that is refused leaves no peer waiting for the rest of the group.
         let mut waiting = Vec::new();

@@ -155,3 +155,23 @@ pub struct LineProgram {
     /// The slices that are exchanged, by rank.
     pub peers: [LinePeer; MAX_RANKS],
 }
+
+/// The most collectives of a batch: their programs are the argument of a kernel, which is at most
+/// 32,764 bytes long, and the driver copies it for each launch.
+pub const BATCH: usize = 16;
+/// The bounds of the programs of a batch.
+pub const BATCH_BOUNDS: usize = BATCH + 1;
+
+/// The argument of a kernel that runs collectives of a group side by side, as one collective to the
+/// peers. They are alike but for their buffers, counts, operations and roots.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LineBatch {
+    /// The programs, of which each has the number of channels of the whole grid.
+    pub programs: [LineProgram; BATCH],
+    /// The number of programs.
+    pub count: u32,
+    /// The channels of `programs[i]` are those from `first[i]` to before `first[i + 1]`, counted
+    /// first over the first channels of all blocks.
+    pub first: [u32; BATCH_BOUNDS],
+}

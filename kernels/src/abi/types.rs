@@ -459,6 +459,8 @@ pub struct Shared {
     pub told_output: u64,
     /// The time, in ns, from which on the host's memory is to be looked at again.
     pub next_look_ns: u64,
+    /// The number of times so far that messages were moved.
+    pub exchanges: u64,
     /// The number of the latest collective, or messages, of which the host was told.
     pub told: u64,
     /// The number of times that the host was told of some.

@@ -9,7 +9,10 @@ impl Communicator {
     /// Returns the time of an operation in µs.
     pub fn estimate_operation_us(&self, operation: &Operation) -> f64 {
         match operation {
-            Operation::Collective(programs, call) => self.estimate_us(programs, call),
+            Operation::Collective(..) | Operation::Batch(_) => {
+                let calls = operation.collectives();
+                calls.map(|(programs, call)| self.estimate_us(programs, call)).sum()
+            }
             Operation::Exchange(transfers) => self.estimate_exchange_us(&transfers.list),
             Operation::OneSided(item) => self.estimate_one_sided_us(item),
         }

@@ -207,6 +207,12 @@ impl Executor {
         Ok(self.submit(Operation::Collective(programs, *call), stream, false)?)
     }
 
+    /// Returns whether a collective runs together with the one or more that come before it in its
+    /// group, which is the same on all ranks.
+    pub fn joins(&self, before: &Operation, next: &Operation) -> bool {
+        self.cuda().is_some_and(|cuda_rank| cuda::run::batch::joins(cuda_rank, before, next))
+    }
+
     /// Appends an operation to a stream, or to the graph that the stream captures. With `inline`
     /// the calling thread may begin the operation. Blocks: never.
     pub fn submit(&self, operation: Operation, stream: &Stream, inline: bool) -> Result<()> {
@@ -214,6 +220,10 @@ impl Executor {
             (Executor::Host(endpoint), Stream::Host(stream)) => match operation {
                 Operation::Collective(programs, call) if inline => {
                     Ok(stream.launch(endpoint, programs, &call)?)
+                }
+                Operation::Batch(_) => {
+                    let what = "a batch of collectives in host memory".to_owned();
+                    Err(Error::Internal { what })
                 }
                 operation => stream.enqueue(Work::Operation(endpoint.clone(), operation), inline),
             },
@@ -261,8 +271,12 @@ impl Executor {
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,
     /// and the operation waits for all earlier work of the other streams. Blocks: never.
-    pub fn submit_on_all(&self, operation: Operation, streams: &[Stream]) -> Result<()> {
-        let (first, others) = streams.split_first().ok_or_else(wrong_device)?;
+    pub fn submit_on_all(
+        &self,
+        operation: Operation,
+        first: &Stream,
+        others: &[Stream],
+    ) -> Result<()> {
         let _context = self.cuda().map(|cuda_rank| cuda_rank.gpu.enter()).transpose()?;
         others.iter().try_for_each(|other| first.join(other))?;
         self.submit(operation, first, others.is_empty())?;

@@ -10,10 +10,11 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Descriptor {
     /// Collective, type, operation, root and the algorithm for any memory; or [`MESSAGES`] and a
-    /// type; or [`SIGNALS`].
+    /// type; or [`SIGNALS`]; or [`BATCH`], and the collective, the type and the number of calls.
     what: u32,
     /// Elements per block, in the first five bits the algorithm for mapped memory, plus one, and
-    /// below these the options of the call; bytes of a message; number of signals.
+    /// below these the options of the call; bytes of a message; number of signals; a digest of the
+    /// descriptors of a batch.
     count: u64,
 }
 
@@ -22,6 +23,8 @@ const MESSAGES: u32 = 0x1f << ANY_AT;
 /// The kind of waits for signals of one-sided operations; no collective has these first bits
 /// either.
 const SIGNALS: u32 = 0x1e << ANY_AT;
+/// The kind of collectives of a group that run together; no collective has these first bits either.
+const BATCH: u32 = 0x1d << ANY_AT;
 /// The places of the operation, of the root, of the algorithms' numbers, and of the options.
 const OP_AT: u32 = 8;
 const ROOT_AT: u32 = 11;
@@ -30,7 +33,7 @@ const MAPPED_AT: u32 = 59;
 const OPTIONS_AT: u32 = MAPPED_AT - AGREED_BITS;
 /// The largest number of elements that a descriptor tells apart: more fit no address space.
 const MAX_COUNT: u64 = (1 << OPTIONS_AT) - 1;
-const _: () = assert!(GENERATORS.len() <= (SIGNALS >> ANY_AT) as usize);
+const _: () = assert!(GENERATORS.len() <= (BATCH >> ANY_AT) as usize);
 
 /// The number in the place of a reduction operation: a user's own scale before the sum.
 const SCALED_SUM: u32 = 5;
@@ -89,10 +92,41 @@ impl Descriptor {
     /// Returns the texts of two operations that differ: with their algorithms, if only these do.
     pub fn texts(self, other: Self) -> [String; 2] {
         let texts = [self, other].map(|d| d.to_string());
+        if self.is_batch() && other.is_batch() {
+            return texts.map(|text| format!("{text}, with other counts, operations or roots"));
+        }
         if texts[0] != texts[1] || self.is_message() {
             return texts;
         }
         [self, other].map(|d| format!("{d} by {}, as its tuner or options chose", d.algorithms()))
+    }
+
+    /// Returns the descriptor of collectives of a kind and a type that run together.
+    pub fn batch(
+        dtype: DataType,
+        collective: Collective,
+        calls: impl ExactSizeIterator<Item = Self>,
+    ) -> Self {
+        let number = calls.len() as u32 & 0xffff;
+        let what = BATCH | collective as u32 | (dtype as u32) << 4 | number << ROOT_AT;
+        let count = calls.fold(0, |sum, Self { what, count }| {
+            // Constants and finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+            let mut x: u64 = sum ^ u64::from(what);
+            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ count;
+            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            x ^ (x >> 31)
+        });
+        Self { what, count }
+    }
+
+    /// Returns whether these are collectives of a group that run together.
+    const fn is_batch(&self) -> bool {
+        self.what >> ANY_AT == BATCH >> ANY_AT
+    }
+
+    /// Returns whether this is one collective.
+    fn is_collective(&self) -> bool {
+        !self.is_message() && !self.is_batch() && *self != Self::signals(self.count)
     }
 
     /// Returns the descriptor of a message of send and receive.
@@ -134,14 +168,19 @@ impl Descriptor {
             SCALED_SUM => ReduceOp::Sum,
             number => *ReduceOp::ALL.get(number as usize)?,
         };
-        let reduces = !self.is_message() && *self != Self::signals(self.count);
-        (reduces && collective.reduces()).then_some((dtype, op.combining()))
+        (self.is_collective() && collective.reduces()).then_some((dtype, op.combining()))
+    }
+
+    /// Returns the kind of a collective, or of a batch's; `None` for other operations.
+    pub fn kind(&self) -> Option<Collective> {
+        let moves = self.is_message() || *self == Self::signals(self.count);
+        Collective::ALL.iter().find(|c| !moves && **c as u32 == self.what & 15).copied()
     }
 
     /// Returns the collective with its root, if it has one, its type and the number of elements of
-    /// a block; `None` if this is no collective.
+    /// a block; `None` if this is not one collective.
     pub fn call(&self) -> Option<(Collective, Option<u32>, DataType, u64)> {
-        if self.is_message() || *self == Self::signals(self.count) {
+        if !self.is_collective() {
             return None;
         }
         let collective = *Collective::ALL.iter().find(|c| **c as u32 == self.what & 15)?;
@@ -198,6 +237,10 @@ impl fmt::Display for Descriptor {
         let (Some(collective), Some(dtype)) = (collective, dtype) else {
             return write!(f, "an unknown operation {:#x}", self.what);
         };
+        if self.is_batch() {
+            let number = self.what >> ROOT_AT & 0xffff;
+            return write!(f, "a group of {number} {} of {}", collective.name(), dtype.name());
+        }
         write!(f, "{} of {} × {}", collective.name(), self.count & MAX_COUNT, dtype.name())?;
         if collective.reduces() {
             let op = self.what >> OP_AT & 7;
@@ -252,6 +295,25 @@ mod tests {
                 }
             }
         }
+        let spec = Spec::new(Collective::AllReduce, 8, 0);
+        let sum =
+            |count| Descriptor::collective(&spec, DataType::Int8, ReduceOp::Sum, false, count);
+        let batch = |counts: &[u64]| {
+            let calls: Vec<_> = counts.iter().map(|count| sum(*count)).collect();
+            Descriptor::batch(DataType::Int8, Collective::AllReduce, calls.into_iter())
+        };
+        let batches = [batch(&[1, 2]), batch(&[2, 1]), batch(&[1, 2, 1]), batch(&[1, 2, 2])];
+        for (i, of) in batches.into_iter().enumerate() {
+            let (what, count) = of.to_words();
+            assert_eq!(Descriptor::from_words(what, count), of);
+            assert!(batches[..i].iter().all(|before| before.tag() != of.tag()), "{of}");
+            let number = if i < 2 { 2 } else { 3 };
+            assert_eq!(of.to_string(), format!("a group of {number} all_reduce of int8"));
+            assert_eq!((of.kind(), of.call()), (Some(Collective::AllReduce), None));
+            assert!(of.reduction().is_none() && !of.is_message() && of.plans().is_none());
+        }
+        let text = "a group of 2 all_reduce of int8, with other counts, operations or roots";
+        assert_eq!(batches[0].texts(batches[1])[1], text);
         for dtype in DataType::ALL {
             let message = Descriptor::message(dtype, 5);
             assert!(message.is_message() && !seen.contains_key(&message.tag()));

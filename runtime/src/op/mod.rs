@@ -2,6 +2,7 @@
 //! nothing here executes an operation.
 
 mod address;
+mod batch;
 mod collective;
 pub mod descriptor;
 mod one_sided;
@@ -11,6 +12,7 @@ mod transfer;
 pub mod vcollective;
 
 pub use address::Address;
+pub use batch::Batch;
 pub use collective::{Bound, Call, Programs, Scale};
 pub(crate) use one_sided::beyond;
 pub use one_sided::{Awaiting, OneSided, Put};

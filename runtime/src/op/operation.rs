@@ -1,6 +1,6 @@
 //! The operations that the entries of a stream perform for a communicator.
 
-use super::{Call, OneSided, Programs, Transfers};
+use super::{Batch, Call, OneSided, Programs, Transfers};
 use std::sync::Arc;
 
 /// An operation of a communicator: one entry of a stream, and one number in the communicator's
@@ -9,6 +9,8 @@ use std::sync::Arc;
 pub enum Operation {
     /// A collective, with the programs that were chosen for it.
     Collective(Arc<Programs>, Call),
+    /// Collectives of a group that run together.
+    Batch(Arc<Batch>),
     /// Sends and receives that run together.
     Exchange(Arc<Transfers>),
     /// A one-sided operation.
@@ -21,10 +23,39 @@ impl Operation {
         matches!(self, Operation::OneSided(item) if item.only_waits())
     }
 
+    /// Returns the collectives of the operation.
+    pub fn collectives(&self) -> impl Iterator<Item = (&Arc<Programs>, &Call)> {
+        let (one, more) = match self {
+            Operation::Collective(programs, call) => (Some((programs, call)), &[][..]),
+            Operation::Batch(batch) => (None, batch.calls()),
+            Operation::Exchange(_) | Operation::OneSided(_) => (None, &[][..]),
+        };
+        one.into_iter().chain(more.iter().map(|(programs, call)| (programs, call)))
+    }
+
+    /// Makes a batch of collectives and another one. Nothing else has them yet.
+    pub fn join(&mut self, other: Self) {
+        let Operation::Collective(programs, call) = other else { return };
+        let next = (programs, call);
+        match self {
+            Operation::Collective(programs, call) => {
+                let batch = Batch::new((programs.clone(), *call), next);
+                *self = Operation::Batch(Arc::new(batch));
+            }
+            Operation::Batch(batch) => {
+                if let Some(batch) = Arc::get_mut(batch) {
+                    batch.push(next);
+                }
+            }
+            Operation::Exchange(_) | Operation::OneSided(_) => {}
+        }
+    }
+
     /// Returns the name of the operation.
     pub fn name(&self) -> &'static str {
         match self {
             Operation::Collective(_, call) => call.spec.collective.name(),
+            Operation::Batch(batch) => batch.collective().name(),
             Operation::Exchange(transfers) => transfers.operation,
             Operation::OneSided(item) => item.name(),
         }

@@ -154,8 +154,8 @@ fn collectives<'a>(processes: &[Process], hosts: &[Host<'a>]) -> Vec<BTreeMap<Ho
             // An end may be that of an operation that has failed.
             let failed_ns = rank.failure.since_ns.unwrap_or(u64::MAX);
             for op in rank.operations.iter().filter(|op| op.kind == Kind::Collective) {
-                let collective = op.descriptor.call().map(|(collective, ..)| collective);
-                let together = collective.is_some_and(|of| TOGETHER.contains(&of)) && op.bytes > 0;
+                let together =
+                    op.descriptor.kind().is_some_and(|of| TOGETHER.contains(&of)) && op.bytes > 0;
                 let ended_ns = op.ended_ns.filter(|ended| together && *ended < failed_ns);
                 let Some(ended_ns) = ended_ns else { continue };
                 let own = Times { called_ns: op.called_ns as i64, ended_ns: ended_ns as i64 };

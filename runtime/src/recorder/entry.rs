@@ -134,6 +134,12 @@ impl What {
         (self.kind == Kind::Collective).then(|| self.descriptor.collective_kind())
     }
 
+    /// Returns the number of collectives of the operation.
+    #[inline]
+    pub(super) fn collectives(&self) -> u64 {
+        if self.kind == Kind::Collective { self.transfers.max(1) } else { 0 }
+    }
+
     /// Describes a collective.
     #[inline]
     pub fn collective(programs: &Programs, call: &Call) -> Self {
@@ -152,6 +158,13 @@ impl What {
     pub fn of(operation: &Operation) -> Self {
         let (kind, descriptor, bytes, peer, transfers) = match operation {
             Operation::Collective(programs, call) => return Self::collective(programs, call),
+            Operation::Batch(batch) => {
+                let tag = batch.calls()[0].0.options.tag;
+                let (descriptor, carriers) = (batch.descriptor(), carriers_of(&batch.calls()[0].0));
+                let (bytes, transfers) = (batch.bytes(), batch.calls().len() as u64);
+                let kind = Kind::Collective;
+                return Self { kind, descriptor, bytes, peer: 0, transfers, carriers, tag };
+            }
             Operation::Exchange(transfers) => {
                 let (list, first) = (&transfers.list, transfers.list.first());
                 let bytes = list.iter().map(|transfer| transfer.bytes as u64).sum();

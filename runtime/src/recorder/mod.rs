@@ -75,6 +75,8 @@ pub struct Section {
     /// Collectives called so far, by their kinds; and other operations.
     collectives: [Count; COLLECTIVES],
     others: Count,
+    /// By how much these are more than the operations: collectives of a group may be one.
+    batched: AtomicU64,
     /// Ticks for which operations in host memory have waited, as far as that was recorded.
     waited: AtomicU64,
     /// Operations called so far; operations run in the order of their calls.
@@ -219,7 +221,11 @@ impl Section {
             Some((kind, _)) => &self.collectives[kind % COLLECTIVES],
             None => &self.others,
         };
-        let of_kind = add(calls, 1);
+        let in_batch = what.collectives().max(1);
+        let of_kind = add(calls, in_batch);
+        if in_batch > 1 {
+            add(&self.batched, in_batch - 1);
+        }
         add(bytes, what.bytes);
         let of_kind = collectives.map_or(of_kind, |(_, so_far)| so_far);
         let number = self.issued.fetch_add(1, Ordering::AcqRel);
@@ -249,11 +255,11 @@ impl Section {
         self.finished.store(number + 1, Ordering::Release);
     }
 
-    /// Returns the number of collectives called so far.
+    /// Returns the number of collectives called so far, of which those of a batch count as one.
     #[inline]
     fn collectives_so_far(&self) -> u64 {
         let counts = self.collectives.iter().map(|count| count.calls.load(Ordering::Relaxed));
-        counts.fold(0, u64::wrapping_add)
+        counts.fold(0, u64::wrapping_add).wrapping_sub(self.batched.load(Ordering::Relaxed))
     }
 
     /// Records what the operation under way waits for; `first` if something has moved since the
@@ -390,7 +396,7 @@ impl Section {
         let Waiting { number, peer_step, since, looked, waited_ns, .. } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.source, &self.code];
         let more = [&self.parent, &self.ends, &self.waited, &self.issued, &self.finished];
-        let more = more.into_iter().chain([&self.gpu_clock, &self.failed]);
+        let more = more.into_iter().chain([&self.gpu_clock, &self.failed, &self.batched]);
         let counts = self.collectives.iter().chain([&self.others]);
         let counts = counts.flat_map(|count| [&count.calls, &count.bytes]);
         let waiting = [number, peer_step, since, looked, waited_ns];

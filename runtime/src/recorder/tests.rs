@@ -2,10 +2,11 @@
 
 use super::read::{OperationReport, Process, RankReport, process};
 use super::*;
-use crate::op::{Call, CallOptions, Programs, Transfer, Transfers};
+use crate::op::{Call, CallOptions, Operation, Programs, Transfer, Transfers};
 use oxccl_plan::select::{Choice, Route};
 use oxccl_plan::{Algorithm, Carrier, Collective, DataType, Plan, ReduceOp, Spec};
 use std::path::Path;
+use std::sync::Arc;
 
 /// A group of one message of so many bytes.
 fn message(bytes: usize) -> What {
@@ -25,6 +26,30 @@ fn reduction() -> (Programs, Call) {
     let mapped = Plan::new(spec, Algorithm::TwoShotMapped).expect("a plan");
     let mapped = Some(Route { plan: mapped, carrier: Carrier::InPlace });
     (Programs::new(&Choice { any_memory, mapped, engines: true }, 0), call)
+}
+
+#[test]
+fn collectives_that_run_together_are_one_operation_and_count_each() {
+    let comm = 0x1234_5678_abcd;
+    let recorder = Recorder::new();
+    recorder.identify(comm, (0, 2), Memory::Gpu(0), "");
+    recorder.enter(Stage::Running);
+    let (programs, call) = reduction();
+    let one = || Operation::Collective(Arc::new(programs.clone()), call);
+    let mut batch = one();
+    batch.join(one());
+    batch.join(one());
+    for operation in [one(), batch, one()] {
+        recorder.call_on_gpu(&What::of(&operation), 0, Tick::now());
+    }
+    let rank = rank_of(comm).expect("it is there");
+    assert_eq!((rank.issued, rank.collectives), (3, 3));
+    assert_eq!(rank.collectives_by_kind[Collective::Reduce as usize], 5);
+    assert_eq!(rank.bytes_by_kind[Collective::Reduce as usize], 100);
+    let said = rank.operations.iter().map(|op| (op.of_kind, &op.what[..], op.transfers));
+    let reduce = "reduce of 5 × float, max, root 1";
+    let all = [(0, reduce, 0), (1, "a group of 3 reduce of float", 3), (2, reduce, 0)];
+    assert_eq!(said.collect::<Vec<_>>(), all);
 }
 
 /// This process, as others see it.

@@ -263,7 +263,7 @@ fn library_headers() -> [Header; 4] {
 }
 
 /// The structures that kernels take or point to.
-const KERNEL_TYPES: [&str; 19] = [
+const KERNEL_TYPES: [&str; 20] = [
     "Run",
     "Control",
     "Counters",
@@ -271,6 +271,7 @@ const KERNEL_TYPES: [&str; 19] = [
     "LineCounters",
     "ChunkWords",
     "LineProgram",
+    "LineBatch",
     "FewMessages",
     "ManyMessages",
     "Put",

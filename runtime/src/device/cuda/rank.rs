@@ -353,6 +353,7 @@ impl CudaRank {
             told_output: 0,
             next_look_ns: 0,
             told: 0,
+            exchanges: 0,
             tellings: 0,
             next_telling_ns: 0,
             limit_ns: 0,

@@ -194,6 +194,7 @@ impl Task {
                 let called = endpoint.rank.recorder.call(&what, stream);
                 return Task::Called(endpoint, programs, call, called);
             }
+            Operation::Batch(_) => unreachable!("only GPUs have batches"),
             Operation::Exchange(transfers) => {
                 let Rank { number, nranks, .. } = *endpoint.rank;
                 Kind::Exchange(Exchange::new(number, nranks, &transfers))

@@ -12,7 +12,7 @@ use super::{Facts, Plugin, checked, logger, result_name};
 use crate::config::Config;
 use crate::error::Result;
 use crate::log::{self, Level, Subsystem};
-use crate::op::{Bound, Call, Operation, Transfer};
+use crate::op::{Bound, Call, Operation, Programs, Transfer};
 use crate::proxy::{CurrentCall, Serve, Worker};
 use functions::*;
 use oxccl_plan::generate::GENERATORS;
@@ -424,12 +424,12 @@ impl Calls {
         self.worker.wake_if_idle();
     }
 
-    /// Begins an operation of the calls that were reported.
-    /// `bound` is the plan of a collective, and `calls` are those of the transfers.
+    /// Begins an operation of the calls that were reported, which are `calls`. `bound` are the
+    /// plans of its collectives.
     pub(crate) fn operation(
         &self,
         operation: &Operation,
-        bound: Option<&Bound>,
+        bound: &[&Bound],
         captured: bool,
         calls: &[Reported],
     ) -> Running {
@@ -442,14 +442,17 @@ impl Calls {
         let begin = |i: usize, body| self.instance.begin(parent(i), body);
         // The work of channels is not reported where it is captured.
         let channels = u8::from(!captured);
-        let events = match (operation, bound) {
-            (Operation::Collective(programs, call), Some(bound))
+        let events = match operation {
+            Operation::Collective(..) | Operation::Batch(_)
                 if self.instance.wants(COLL | BELOW_OPERATION) =>
             {
-                let tag = programs.options.tag;
-                vec![begin(0, self.coll(bound, (call, tag), (group, channels)))]
+                let coll = |(programs, call): (&Arc<Programs>, &Call), bound: &Bound| {
+                    self.coll(bound, (call, programs.options.tag), (group, channels))
+                };
+                let all = operation.collectives().zip(bound).map(|(of, bound)| coll(of, bound));
+                all.enumerate().map(|(i, body)| begin(i, body)).collect()
             }
-            (Operation::Exchange(transfers), _) if self.instance.wants(P2P | BELOW_OPERATION) => {
+            Operation::Exchange(transfers) if self.instance.wants(P2P | BELOW_OPERATION) => {
                 let all = transfers.list.iter().enumerate();
                 all.map(|(i, transfer)| begin(i, p2p(transfer, (group, channels)))).collect()
             }

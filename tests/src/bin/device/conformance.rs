@@ -153,7 +153,8 @@ pub(crate) struct Laid {
     bytes: usize,
 }
 
-fn lay(case: &Case, rank: &Rank, buffers: &Buffers) -> Outcome<Laid> {
+/// Lays a case's data out, with poisoned outputs.
+pub(crate) fn lay(case: &Case, rank: &Rank, buffers: &Buffers) -> Outcome<Laid> {
     let (own, nranks) = (rank.rank as u32, rank.nranks);
     let (spec, block) = (case.spec(nranks), case.block());
     let input = case.input(nranks, own);
@@ -177,7 +178,8 @@ fn lay(case: &Case, rank: &Rank, buffers: &Buffers) -> Outcome<Laid> {
     Ok(Laid { from, to, bytes })
 }
 
-fn verify(case: &Case, rank: &Rank, laid: &Laid) -> Outcome {
+/// Checks what a rank has got.
+pub(crate) fn verify(case: &Case, rank: &Rank, laid: &Laid) -> Outcome {
     let (spec, own) = (case.spec(rank.nranks), rank.rank as u32);
     let found = rank.download(laid.to, laid.bytes)?;
     let expected = case.expected(rank.nranks, own);

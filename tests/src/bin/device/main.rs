@@ -9,6 +9,7 @@ mod costs;
 mod engines;
 mod failures;
 mod graphs;
+mod groups;
 mod messages;
 mod options;
 mod order;
@@ -61,6 +62,8 @@ const TESTS: &[Test] = &[
     Test { name: "many rounds", layouts: APART, body: order::many_rounds },
     Test { name: "send and receive", layouts: ALL, body: messages::sizes },
     Test { name: "1500 messages with every peer", layouts: APART, body: messages::many },
+    Test { name: "groups of collectives", layouts: ALL, body: groups::random },
+    Test { name: "groups in order with calls", layouts: APART, body: groups::ordered },
     Test { name: "multiplied inputs", layouts: APART, body: scaled::multiplied },
     Test { name: "a count per rank", layouts: APART, body: vcollectives::random },
     Test { name: "in packets and through the stage", layouts: APART, body: order::sequence },
@@ -122,6 +125,7 @@ const TESTS: &[Test] = &[
     Test { name: "suspended, with inboxes", layouts: APART, body: children::suspended },
     Test { name: "a short run of everything", layouts: THREADS, body: short::everything },
     Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
+    Test { name: "groups that differ", layouts: APART, body: groups::differing },
     Test { name: "options that differ", layouts: APART, body: options::differing },
     Test { name: "roots that differ", layouts: APART, body: failures::roots },
     Test { name: "roots that differ and wait for nobody", layouts: APART, body: failures::crossed },
@@ -142,8 +146,10 @@ const TESTS: &[Test] = &[
 ];
 
 /// The tests that are run a second time between two hosts, each with half of the ranks.
-const BETWEEN_HOSTS: [&str; 29] = [
+const BETWEEN_HOSTS: [&str; 31] = [
     "every collective, type and operation",
+    "groups of collectives",
+    "groups in order with calls",
     "large and odd sizes",
     "send and receive",
     "1500 messages with every peer",
@@ -372,9 +378,14 @@ fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
         missing("netns", &reason);
         return Some(format!("there is no network of its own: {reason}"));
     }
-    let without_lines = !cuda || nranks < 3 || std::env::var_os("NCCL_PROTO").is_some();
-    if test.name == "a message beside results" && without_lines {
-        return Some("needs lines between three ranks".into());
+    let least = match test.name {
+        "a message beside results" => 3,
+        "groups that differ" => 2,
+        _ => 0,
+    };
+    let without_lines = !cuda || nranks < least || std::env::var_os("NCCL_PROTO").is_some();
+    if least > 0 && without_lines {
+        return Some(format!("needs lines between {least} ranks"));
     }
     if !cuda && test.name.ends_with("through host memory") {
         return Some("it is host memory anyway".into());

@@ -92,7 +92,7 @@ fn bandwidths(rank: &RankReport) -> Vec<(&'static str, f64)> {
     let of_kind = |name: &'static str| {
         let (mut bytes, mut ns) = (0, 0);
         for op in &rank.operations {
-            let kind = op.descriptor.call().map_or(OTHER, |(collective, ..)| collective.name());
+            let kind = op.descriptor.kind().map_or(OTHER, |collective| collective.name());
             if let (Some(begun), Some(ended)) = (op.begun_ns, op.ended_ns)
                 && kind == name
                 // Waits for signals move nothing, and kernels tell of parts of messages.

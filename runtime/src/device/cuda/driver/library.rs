@@ -70,6 +70,11 @@ pub struct Functions {
     pub medium_packets: [Kernel; DataType::ALL.len()],
     /// Kernels of lines between more ranks.
     pub more_lines: Kernels,
+    /// Kernels of collectives of a group between two ranks, for [`oxccl_kernels::abi::LineBatch`]:
+    /// those of packets, and those of lines and chunks.
+    pub batches_two: [Kernels; 2],
+    /// The same between more ranks, and those of chunks.
+    pub batches_more: [Kernels; 3],
     /// Kernels of chunks between more ranks.
     pub more_chunks: Kernels,
     /// Kernels of reduces in a chain, by number of the element type.
@@ -180,7 +185,10 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
     };
     let messages @ [few, many] = few_or_many("messages")?;
     let more_chunks = folding_or_moving("oxccl_more_chunks")?;
+    let batch = |name: &str| folding_or_moving(&format!("oxccl_batch_{name}"));
     let functions = Functions {
+        batches_two: [batch("packets_two")?, batch("lines_two")?],
+        batches_more: [batch("more_packets")?, batch("more_lines")?, batch("more_chunks")?],
         packets: each("oxccl_packets_")?,
         programs: each("oxccl_program_")?,
         edges: each("oxccl_edges_")?,

@@ -3,6 +3,7 @@
 use crate::device::cuda::driver::cu;
 use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, launch};
 use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::run::batch;
 use crate::device::cuda::run::edges;
 use crate::device::cuda::run::engines;
 use crate::device::cuda::run::lines;
@@ -34,14 +35,15 @@ const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin at multiples of this number of bytes.
 const ALIGN_BYTES: u64 = 16;
 
-fn head(
+/// Returns a call as kernels see it, of which all ranks are told what its descriptor says.
+pub fn head(
     cuda_rank: &CudaRank,
-    programs: &Programs,
+    descriptor: Descriptor,
     call: &Call,
     number: Option<u64>,
 ) -> abi::Collective {
     let Call { spec, dtype, op, count, .. } = *call;
-    let (descriptor_what, descriptor_count) = programs.descriptor(call).to_words();
+    let (descriptor_what, descriptor_count) = descriptor.to_words();
     let (scaled, scale) = match call.scale {
         None => (abi::SCALE_NONE, 0),
         Some(Scale::Value(word)) => (abi::SCALE_VALUE, word),
@@ -134,9 +136,10 @@ pub fn submit(
 ) -> Result<()> {
     match operation {
         Operation::Collective(programs, call) => {
-            let head = head(cuda_rank, programs, call, number);
+            let head = head(cuda_rank, programs.descriptor(call), call, number);
             collective(cuda_rank, head, (programs, call), stream)
         }
+        Operation::Batch(batch) => batch::run(cuda_rank, batch, number, stream),
         Operation::Exchange(transfers) => exchange(cuda_rank, &transfers.list, number, stream),
         Operation::OneSided(item) => one_sided::run(cuda_rank, item, stream),
     }

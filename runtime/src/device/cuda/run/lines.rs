@@ -111,7 +111,7 @@ pub fn collective(
 
 /// The kinds of units into which the slices of a call are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unit {
+pub enum Unit {
     /// Slots of packets; among more than two ranks with a warp for each edge.
     Packets,
     /// Slots of packets, of which a warp has those of all peers.
@@ -124,7 +124,7 @@ enum Unit {
 
 impl Unit {
     /// Returns the unit for slices of so many bytes.
-    fn of(plan: &Plan, bytes: u64) -> Self {
+    pub fn of(plan: &Plan, bytes: u64) -> Self {
         if is_chain(plan) {
             return Unit::Chunks;
         }
@@ -155,7 +155,7 @@ impl Unit {
 /// for each edge and direction, and one that folds or passes on. In rooted collectives in one shot,
 /// among more than two ranks, each rank has only one of these roles; the root of a gather in chunks
 /// has a warp for each edge.
-fn roles(plan: &Plan, unit: Unit) -> u64 {
+pub fn roles(plan: &Plan, unit: Unit) -> u64 {
     let (others, apart) = (u64::from(plan.spec.nranks) - 1, results_apart(plan));
     let least = match apart {
         true => 3,
@@ -184,7 +184,7 @@ fn roles(plan: &Plan, unit: Unit) -> u64 {
 
 /// Returns the channels of a thread block with so many warps each: as many as it has warps for, and
 /// as have memory.
-fn channels(plan: &Plan, roles: u64) -> u64 {
+pub fn channels(plan: &Plan, roles: u64) -> u64 {
     let warps = abi::LINE_WARPS as u64 / roles;
     if is_chain(plan) {
         return warps;
@@ -203,7 +203,7 @@ fn roles_inverse(roles: u32) -> u32 {
 /// rank may have to copy its own block, some are left for that. Of few blocks, those of a second
 /// communicator, all carry small slices: a rank that has nothing to copy would wait longer than the
 /// others gain (measured on two H100).
-fn line_blocks(two: bool, folds: bool, bytes: u64, most: u64) -> u64 {
+pub fn line_blocks(two: bool, folds: bool, bytes: u64, most: u64) -> u64 {
     let few = FEW_BLOCKS as u64;
     let wanted = match two {
         true if bytes > FEW_BLOCKS_BYTES => few,
@@ -217,7 +217,7 @@ fn line_blocks(two: bool, folds: bool, bytes: u64, most: u64) -> u64 {
 
 /// Returns the most thread blocks that carry slices of so many bytes in chunks: as many as fill the
 /// links.
-fn chunk_blocks(plan: &Plan, bytes: u64) -> u64 {
+pub fn chunk_blocks(plan: &Plan, bytes: u64) -> u64 {
     let blocks = match (plan.spec.nranks > 2, plan.spec.collective) {
         _ if is_chain(plan) => abi::CHUNK_CHANNELS / abi::LINE_WARPS,
         // Above that others copy the root's own slice meanwhile.
@@ -230,7 +230,7 @@ fn chunk_blocks(plan: &Plan, bytes: u64) -> u64 {
 }
 
 /// Returns whether slices of so many bytes are carried sooner by thread blocks in clusters.
-fn gains_by_clusters(unit: Unit, bytes: u64) -> bool {
+pub fn gains_by_clusters(unit: Unit, bytes: u64) -> bool {
     match unit {
         Unit::Packets | Unit::MediumPackets => false,
         Unit::Lines => bytes >= CLUSTERED_LINES_BYTES,
@@ -241,7 +241,7 @@ fn gains_by_clusters(unit: Unit, bytes: u64) -> bool {
 /// Returns the most thread blocks of a launch, of so many that there may be: where they are in
 /// clusters, as many as make up whole ones. All ranks find the same number, also those of them that
 /// have no room for clusters.
-fn whole_clusters(most: u64, clusters: bool) -> u64 {
+pub fn whole_clusters(most: u64, clusters: bool) -> u64 {
     let step = u64::from(CLUSTER_BLOCKS);
     if clusters && most >= step { most / step * step } else { most }
 }
@@ -269,21 +269,21 @@ fn geometry(plan: &Plan, call: &Call) -> Geometry {
 }
 
 /// Returns the bytes of the longest slice of a call.
-fn longest(plan: &Plan, call: &Call) -> u64 {
+pub fn longest(plan: &Plan, call: &Call) -> u64 {
     geometry(plan, call).range(0, 0, 1).1 * call.dtype.size() as u64
 }
 
 /// How a call is spread over warps: facts that all ranks share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+pub struct Shape {
     /// Thread blocks that carry units.
-    blocks: u64,
+    pub blocks: u64,
     /// Channels of a block.
-    channels: u64,
+    pub channels: u64,
     /// Slots of lines in a unit; 0 if units are chunks, or [`abi::SLOT_OF_PACKETS`].
-    slots: u32,
+    pub slots: u32,
     /// Units of the longest slice.
-    units: u64,
+    pub units: u64,
 }
 
 impl Shape {
@@ -294,7 +294,7 @@ impl Shape {
 
     /// Spreads a slice of so many bytes over at most so many blocks with at most so many channels
     /// each, in units of at most `most` slots.
-    fn of_lines(bytes: u64, limits: (u64, u64), most: u64) -> Self {
+    pub fn of_lines(bytes: u64, limits: (u64, u64), most: u64) -> Self {
         let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
         let (blocks, channels) = spread_slots(slots, limits);
         let each = unit_slots(slots, blocks * channels, most);
@@ -302,14 +302,14 @@ impl Shape {
     }
 
     /// Spreads a small slice of so many bytes, as [`of_lines`](Self::of_lines), in packets.
-    fn of_packets(bytes: u64, limits: (u64, u64)) -> Self {
+    pub fn of_packets(bytes: u64, limits: (u64, u64)) -> Self {
         let units = bytes.div_ceil(abi::SLOT_DATA_BYTES as u64);
         let (blocks, channels) = spread_slots(units, limits);
         Self { blocks, channels, slots: abi::SLOT_OF_PACKETS, units }
     }
 
     /// Spreads a large slice of so many bytes in chunks.
-    fn of_chunks(bytes: u64, (blocks, channels): (u64, u64)) -> Self {
+    pub fn of_chunks(bytes: u64, (blocks, channels): (u64, u64)) -> Self {
         Self { blocks, channels, slots: 0, units: bytes.div_ceil(abi::CHUNK_BYTES as u64) }
     }
 }
@@ -383,10 +383,8 @@ type Place = (u64, u64);
 
 /// The slices of a program, as places in the user's buffers.
 struct Places {
-    /// The slices that are put, by receiver.
-    puts: [Option<Place>; abi::MAX_RANKS],
-    /// The slices that are taken, by sender.
-    takes: [Option<Place>; abi::MAX_RANKS],
+    /// The slices that are exchanged, by rank.
+    peers: [abi::LinePeer; abi::MAX_RANKS],
     /// The slice that is copied, and the offset to which.
     copy: Option<(Place, u64)>,
     /// The operand of this rank in the middle phase; without a fold, the result.
@@ -402,14 +400,23 @@ fn places(phases: &Phases, plan: &Plan, call: &Call) -> Places {
         let (offset, elems) = geometry.range(0, slice.part, slice.parts);
         ((u64::from(slice.block) * call.count + offset) * size, elems * size)
     };
-    let by_peer = |slices: &[(u32, Slice)]| {
-        let mut all = [None; abi::MAX_RANKS];
-        slices.iter().for_each(|(peer, slice)| all[*peer as usize] = Some(place(*slice)));
-        all
+    let none = abi::LinePeer {
+        put_at: abi::NO_SLICE,
+        put_bytes: 0,
+        take_at: abi::NO_SLICE,
+        take_bytes: 0,
     };
+    let mut peers = [none; abi::MAX_RANKS];
+    for (peer, slice) in &phases.puts {
+        let with = &mut peers[*peer as usize];
+        (with.put_at, with.put_bytes) = place(*slice);
+    }
+    for (peer, slice) in &phases.takes {
+        let with = &mut peers[*peer as usize];
+        (with.take_at, with.take_bytes) = place(*slice);
+    }
     Places {
-        puts: by_peer(&phases.puts),
-        takes: by_peer(&phases.takes),
+        peers,
         copy: phases.copies.first().map(|(from, to)| (place(*from), place(*to).0)),
         middle: phases.middle.as_ref().map(|middle| match middle.fold {
             Some(Op::Fold { own, .. } | Op::RecvReduce { local: own, .. }) => place(own),
@@ -424,21 +431,16 @@ fn places(phases: &Phases, plan: &Plan, call: &Call) -> Places {
 }
 
 /// Returns the argument of the kernel.
-fn argument(
+pub fn argument(
     call: abi::Collective,
     phases: &Phases,
     plan: &Plan,
     of_user: &Call,
     (shape, roles): (&Shape, u64),
 ) -> abi::LineProgram {
-    let Places { puts, takes, copy, middle, result } = places(phases, plan, of_user);
+    let Places { peers, copy, middle, result } = places(phases, plan, of_user);
     let (from, copy_to) = copy.unwrap_or(((abi::NO_SLICE, 0), abi::NO_SLICE));
     let (own_at, middle_bytes) = middle.unwrap_or((abi::NO_SLICE, 0));
-    let peers = std::array::from_fn(|peer| {
-        let of = |places: &[Option<Place>]| places[peer].unwrap_or((abi::NO_SLICE, 0));
-        let ((put_at, put_bytes), (take_at, take_bytes)) = (of(&puts), of(&takes));
-        abi::LinePeer { put_at, put_bytes, take_at, take_bytes }
-    });
     let mut argument = abi::LineProgram {
         call,
         units: shape.units,
@@ -571,8 +573,10 @@ mod tests {
                 for rank in 0..nranks {
                     let program = plan.program(rank);
                     let phases = Phases::of(&program.ops).expect("phases");
-                    let Places { puts, takes, copy, middle, result } =
-                        places(&phases, &plan, &of_user);
+                    let Places { peers, copy, middle, result } = places(&phases, &plan, &of_user);
+                    let puts = peers.iter().map(|with| (with.put_at, with.put_bytes));
+                    let takes = peers.iter().map(|with| (with.take_at, with.take_bytes));
+                    let is_there = |(at, _): &Place| *at != abi::NO_SLICE;
                     let of_result = |(at, (_, bytes)): (u64, Place)| at + bytes;
                     assert!(result.zip(middle).is_none_or(
                         |r| of_result(r) <= block * u64::from(plan.spec.output_blocks(rank))
@@ -580,8 +584,9 @@ mod tests {
                     let input = block * u64::from(plan.spec.input_blocks(rank));
                     let output = block * u64::from(plan.spec.output_blocks(rank));
                     let fits = |(at, bytes): (u64, u64), of: u64| at + bytes <= of;
-                    assert!(puts.iter().flatten().all(|p| fits(*p, input) && p.1 <= longest));
-                    assert!(takes.iter().flatten().all(|p| fits(*p, output) && p.1 <= longest));
+                    let fit = |p: Place, of| fits(p, of) && p.1 <= longest;
+                    assert!(puts.filter(is_there).all(|p| fit(p, input)));
+                    assert!(takes.filter(is_there).all(|p| fit(p, output)));
                     if let Some((from, to)) = copy {
                         assert!(fits(from, input) && fits((to, from.1), output), "{plan:?}");
                     }

@@ -1,6 +1,7 @@
 //! Operations on a GPU: their launches, their order, and the streams and thread blocks that they
 //! take.
 
+pub mod batch;
 pub mod edges;
 pub mod engines;
 pub mod held;
