@@ -624,7 +624,7 @@ typedef struct LineProgram {
 // The argument of a kernel that runs collectives of a group side by side, as one collective to the
 // peers. They are alike but for their buffers, counts, operations and roots.
 typedef struct LineBatch {
-  // The programs, of which each has the number of channels of the whole grid.
+  // The programs. The thread blocks of each are those of all.
   LineProgram programs[BATCH];
   // The number of programs.
   uint32_t count;

@@ -409,9 +409,9 @@ struct Submission {
 
 impl Submission {
     /// Adds another collective, which runs together with those of this operation.
-    fn add(&mut self, other: Self) {
+    fn add(&mut self, other: Self) -> Result<()> {
         let Self { operation, stream, reported, event, .. } = other;
-        self.operation.join(operation);
+        self.operation.batch(operation)?;
         self.reported.extend(reported);
         let mut known = std::iter::once(&self.stream).chain(&self.others);
         let known = known.position(|known| *known == stream);
@@ -420,30 +420,48 @@ impl Submission {
             self.others.push(stream);
         }
         self.event = self.event.take().or(event.map(|(_, event)| (at, event)));
+        Ok(())
     }
 }
 
-/// Makes one operation of the collectives of each communicator that it runs together. Calls of a
-/// group have no order among each other.
-fn join(operations: Vec<Submission>) -> Vec<Submission> {
-    let mut joined: Vec<Submission> = Vec::with_capacity(operations.len());
+/// Makes batches of the collectives of each communicator that run together. Calls of a group have
+/// no order among each other; what is between two collectives is not the same on all ranks.
+fn batches(operations: Vec<Submission>) -> Result<Vec<Submission>> {
+    let mut batches: Vec<Submission> = Vec::with_capacity(operations.len());
     for submission in operations {
-        let of_comm = |known: &&mut Submission| Arc::ptr_eq(&known.comm, &submission.comm);
-        let latest = joined.iter_mut().rfind(of_comm);
+        let is_before = |known: &&mut Submission| {
+            Arc::ptr_eq(&known.comm, &submission.comm)
+                && known.operation.collectives().next().is_some()
+        };
+        let latest = batches.iter_mut().rfind(is_before);
         let executor = submission.comm.executor();
         let fits =
-            |known: &&mut Submission| executor.joins(&known.operation, &submission.operation);
+            |known: &&mut Submission| executor.can_batch(&known.operation, &submission.operation);
         match latest.filter(fits) {
-            Some(known) => known.add(submission),
-            None => joined.push(submission),
+            Some(known) => known.add(submission)?,
+            None => batches.push(submission),
         }
     }
-    joined
+    for Submission { stream, others, .. } in &batches {
+        check_streams(stream, others)?;
+    }
+    Ok(batches)
+}
+
+/// Fails if only some of the streams of one operation are captured.
+fn check_streams(first: &Stream, others: &[Stream]) -> Result<()> {
+    let captured = |stream: &Stream| stream.is_capturing();
+    if !others.is_empty() && others.iter().any(|other| captured(other) != captured(first)) {
+        let what =
+            "calls of a group that run together are on streams of which only some are captured";
+        return Err(Error::usage(what, "capture all of them, or none"));
+    }
+    Ok(())
 }
 
 /// Submits operations in their order, and collects their streams.
 fn submit(operations: Vec<Submission>, events: &Events, launched: &mut Vec<Stream>) -> Result<()> {
-    for Submission { comm, operation, stream, others, reported, event } in join(operations) {
+    for Submission { comm, operation, stream, others, reported, event } in operations {
         events.submit(&comm, operation, (&stream, &others), &reported, false)?;
         if let Some((at, event)) = event {
             let on = if at == 0 { &stream } else { &others[at - 1] };
@@ -497,6 +515,7 @@ impl Prepared {
         }
         exchanges.iter().try_for_each(Exchange::check)?;
         check_events(operations)?;
+        *operations = batches(take(operations))?;
         Ok(prepared)
     }
 
@@ -587,7 +606,9 @@ impl Exchange {
     /// all or none of the streams are captured.
     fn check(&self) -> Result<()> {
         let rank = self.comm.rank();
-        self.comm.executor().check_streams(&self.streams)?;
+        if let Some((first, others)) = self.streams.split_first() {
+            check_streams(first, others)?;
+        }
         let own = |send: bool| {
             let of = move |t: &&Transfer| t.peer == rank && t.send == send;
             let message = |t: &Transfer| Descriptor::message(t.dtype, t.bytes as u64).to_string();

@@ -167,7 +167,7 @@ pub const BATCH_BOUNDS: usize = BATCH + 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LineBatch {
-    /// The programs, of which each has the number of channels of the whole grid.
+    /// The programs. The thread blocks of each are those of all.
     pub programs: [LineProgram; BATCH],
     /// The number of programs.
     pub count: u32,

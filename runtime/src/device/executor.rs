@@ -209,8 +209,8 @@ impl Executor {
 
     /// Returns whether a collective runs together with the one or more that come before it in its
     /// group, which is the same on all ranks.
-    pub fn joins(&self, before: &Operation, next: &Operation) -> bool {
-        self.cuda().is_some_and(|cuda_rank| cuda::run::batch::joins(cuda_rank, before, next))
+    pub fn can_batch(&self, before: &Operation, next: &Operation) -> bool {
+        self.cuda().is_some_and(|cuda_rank| cuda::run::batch::can_batch(cuda_rank, before, next))
     }
 
     /// Appends an operation to a stream, or to the graph that the stream captures. With `inline`
@@ -281,19 +281,6 @@ impl Executor {
         others.iter().try_for_each(|other| first.join(other))?;
         self.submit(operation, first, others.is_empty())?;
         others.iter().try_for_each(|other| other.join(first))
-    }
-
-    /// Fails if only some of the streams of one operation are captured. On a GPU this check is
-    /// CUDA's, which reports the first stream that does not fit.
-    pub fn check_streams(&self, streams: &[Stream]) -> Result<()> {
-        let captured = |stream: &Stream| stream.is_capturing();
-        let host = self.host().is_some() && streams.len() > 1;
-        if host && streams.iter().any(captured) && !streams.iter().all(captured) {
-            let what =
-                "a group's sends and receives are on streams of which only some are captured";
-            return Err(Error::usage(what, "capture all of them, or none"));
-        }
-        Ok(())
     }
 
     /// Returns whether operations are under way.

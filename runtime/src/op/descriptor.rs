@@ -92,11 +92,12 @@ impl Descriptor {
     /// Returns the texts of two operations that differ: with their algorithms, if only these do.
     pub fn texts(self, other: Self) -> [String; 2] {
         let texts = [self, other].map(|d| d.to_string());
-        if self.is_batch() && other.is_batch() {
-            return texts.map(|text| format!("{text}, with other counts, operations or roots"));
-        }
         if texts[0] != texts[1] || self.is_message() {
             return texts;
+        }
+        if self.is_batch() {
+            let what = "counts, operations, roots, algorithms or options";
+            return texts.map(|text| format!("{text}, with other {what}"));
         }
         [self, other].map(|d| format!("{d} by {}, as its tuner or options chose", d.algorithms()))
     }
@@ -175,6 +176,12 @@ impl Descriptor {
     pub fn kind(&self) -> Option<Collective> {
         let moves = self.is_message() || *self == Self::signals(self.count);
         Collective::ALL.iter().find(|c| !moves && **c as u32 == self.what & 15).copied()
+    }
+
+    /// Returns the kind and the type of a batch's collectives; `None` for other operations.
+    pub fn batched(&self) -> Option<(Collective, DataType)> {
+        let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize).copied();
+        self.is_batch().then(|| self.kind().zip(dtype)).flatten()
     }
 
     /// Returns the collective with its root, if it has one, its type and the number of elements of
@@ -310,10 +317,12 @@ mod tests {
             let number = if i < 2 { 2 } else { 3 };
             assert_eq!(of.to_string(), format!("a group of {number} all_reduce of int8"));
             assert_eq!((of.kind(), of.call()), (Some(Collective::AllReduce), None));
+            assert_eq!(of.batched(), Some((Collective::AllReduce, DataType::Int8)));
             assert!(of.reduction().is_none() && !of.is_message() && of.plans().is_none());
         }
-        let text = "a group of 2 all_reduce of int8, with other counts, operations or roots";
-        assert_eq!(batches[0].texts(batches[1])[1], text);
+        let text = "a group of 2 all_reduce of int8, with other counts, operations, roots";
+        assert!(batches[0].texts(batches[1])[1].starts_with(text));
+        assert_eq!(batches[0].texts(batches[2])[1], "a group of 3 all_reduce of int8");
         for dtype in DataType::ALL {
             let message = Descriptor::message(dtype, 5);
             assert!(message.is_message() && !seen.contains_key(&message.tag()));

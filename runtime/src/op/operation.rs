@@ -1,6 +1,7 @@
 //! The operations that the entries of a stream perform for a communicator.
 
 use super::{Batch, Call, OneSided, Programs, Transfers};
+use crate::error::{Error, Result};
 use std::sync::Arc;
 
 /// An operation of a communicator: one entry of a stream, and one number in the communicator's
@@ -33,22 +34,20 @@ impl Operation {
         one.into_iter().chain(more.iter().map(|(programs, call)| (programs, call)))
     }
 
-    /// Makes a batch of collectives and another one. Nothing else has them yet.
-    pub fn join(&mut self, other: Self) {
-        let Operation::Collective(programs, call) = other else { return };
+    /// Makes a batch of collectives, which nothing else has yet, and another one.
+    pub fn batch(&mut self, other: Self) -> Result<()> {
+        let unfit = || Error::Internal { what: "a batch of other operations".to_owned() };
+        let Operation::Collective(programs, call) = other else { return Err(unfit()) };
         let next = (programs, call);
         match self {
             Operation::Collective(programs, call) => {
                 let batch = Batch::new((programs.clone(), *call), next);
                 *self = Operation::Batch(Arc::new(batch));
             }
-            Operation::Batch(batch) => {
-                if let Some(batch) = Arc::get_mut(batch) {
-                    batch.push(next);
-                }
-            }
-            Operation::Exchange(_) | Operation::OneSided(_) => {}
+            Operation::Batch(batch) => Arc::get_mut(batch).ok_or_else(unfit)?.push(next),
+            Operation::Exchange(_) | Operation::OneSided(_) => return Err(unfit()),
         }
+        Ok(())
     }
 
     /// Returns the name of the operation.

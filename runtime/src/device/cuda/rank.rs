@@ -514,7 +514,7 @@ impl CudaRank {
             peer: self.named(control.peer),
             step: control.step,
             op_seq: control.operation,
-            operation: own.call().map_or("a kernel", |(collective, ..)| collective.name()),
+            operation: own.kind().map_or("a kernel", |kind| kind.name()),
         };
         match fault {
             abi::FAULT_DEADLINE => {

@@ -25,11 +25,15 @@ const SLICE_BYTES: u64 = 8 << 20;
 const LINES_BYTES: u64 = 4 << 20;
 
 /// Returns the most calls of a batch like those of a plan, on so many thread blocks: each has a
-/// channel, whatever unit they travel in.
-fn room(plan: &Plan, blocks: u64) -> u64 {
+/// channel, whatever unit they travel in, and whether or not blocks are in clusters.
+fn most_calls(plan: &Plan, blocks: u64) -> u64 {
     let of = |unit| {
-        let roles = roles(plan, unit);
-        let blocks = if unit == Unit::Chunks { blocks.min(chunk_blocks(plan, 0)) } else { blocks };
+        let (roles, whole) = (roles(plan, unit), whole_clusters(blocks, true));
+        let blocks = match unit {
+            Unit::Packets | Unit::MediumPackets => blocks,
+            Unit::Lines => whole,
+            Unit::Chunks => whole.min(chunk_blocks(plan, 0)),
+        };
         // Some have more ranks than packets have warps for.
         (roles <= abi::LINE_WARPS as u64).then(|| blocks * channels(plan, roles))
     };
@@ -38,8 +42,9 @@ fn room(plan: &Plan, blocks: u64) -> u64 {
 }
 
 /// Returns whether a collective runs together with the one or more before it, from facts that all
-/// ranks share.
-pub fn joins(cuda_rank: &CudaRank, before: &Operation, next: &Operation) -> bool {
+/// ranks share. Calls that differ are found by the first thread block, where it waits: so a rank
+/// has to wait in all calls of a batch or in none, and all have one root.
+pub fn can_batch(cuda_rank: &CudaRank, before: &Operation, next: &Operation) -> bool {
     let (Operation::Collective(programs, call), Some((first, of_first))) =
         (next, before.collectives().next())
     else {
@@ -47,18 +52,18 @@ pub fn joins(cuda_rank: &CudaRank, before: &Operation, next: &Operation) -> bool
     };
     let (plan, first_plan) = (&programs.any.plan, &first.any.plan);
     let alike = plan.algorithm == first_plan.algorithm
-        && call.spec.collective == of_first.spec.collective
+        && call.spec == of_first.spec
         && (call.dtype == of_first.dtype || !call.spec.collective.reduces());
     let blocks = |programs: &Programs| u64::from(programs.blocks(cuda_rank.channels));
     alike
         && blocks(programs) == blocks(first)
-        && (before.collectives().count() as u64) < room(plan, blocks(programs))
-        && may_join(programs, call)
-        && may_join(first, of_first)
+        && (before.collectives().count() as u64) < most_calls(plan, blocks(programs))
+        && fits(programs, call)
+        && fits(first, of_first)
 }
 
 /// Returns whether a call may run together with others.
-fn may_join(programs: &Programs, call: &Call) -> bool {
+fn fits(programs: &Programs, call: &Call) -> bool {
     let plan = &programs.any.plan;
     let in_lines = programs.any.carrier == Carrier::Lines && !is_chain(plan);
     in_lines && longest(plan, call) <= SLICE_BYTES
@@ -71,14 +76,18 @@ pub fn run(
     number: Option<u64>,
     stream: Stream,
 ) -> Result<()> {
-    let (calls, descriptor) = (batch.calls(), batch.descriptor());
-    let (first, of_first) = &calls[0];
+    let descriptor = batch.descriptor();
+    // One that waits where any does comes first, and has the first thread block.
+    let mut calls: Vec<_> = batch.calls().iter().collect();
+    let waits = calls.iter().position(|(_, call)| call.count > 0).unwrap_or(0);
+    calls.swap(0, waits);
+    let (first, of_first) = calls[0];
     let bytes: Vec<u64> =
         calls.iter().map(|(programs, call)| longest(&programs.any.plan, call)).collect();
     let most = u64::from(first.blocks(cuda_rank.channels));
     let spread = Spread::new(&first.any.plan, &bytes, most);
     let program = |i: usize| -> Result<abi::LineProgram> {
-        let (programs, call) = &calls[i];
+        let (programs, call) = calls[i];
         let Bound { plan, phases, .. } = &programs.any;
         let unfit =
             || Error::Internal { what: format!("lines carry no {}", plan.algorithm.name()) };
@@ -89,6 +98,11 @@ pub fn run(
     };
     let (count, bounds) = (calls.len() as u32, spread.bounds(&bytes));
     let programs = [program(0)?; abi::BATCH];
+    let Shape { blocks, channels, .. } = spread.shape;
+    if blocks * channels < u64::from(count) {
+        let what = format!("{count} collectives on {blocks} thread blocks of {channels} channels");
+        return Err(Error::Internal { what });
+    }
     let mut argument = abi::LineBatch { programs, count, first: bounds };
     for (i, place) in argument.programs.iter_mut().enumerate().take(calls.len()).skip(1) {
         *place = program(i)?;
@@ -105,7 +119,6 @@ pub fn run(
     };
     let folds = of_first.spec.collective.reduces();
     let function = kernels.of(folds, of_first.dtype as usize);
-    let Shape { blocks, channels, .. } = spread.shape;
     let whole = spread.clusters && blocks.is_multiple_of(u64::from(CLUSTER_BLOCKS));
     let clusters = whole && cuda_rank.has_room_for_clusters();
     let function = if clusters { function.clustered() } else { function };
@@ -188,14 +201,15 @@ mod tests {
 
     #[test]
     fn every_call_has_channels_of_its_own_within_the_grid() {
-        let specs = (2..=9).flat_map(|n| Collective::ALL.map(|c| Spec::new(c, n, n - 1)));
+        let specs = (2..=16).flat_map(|n| Collective::ALL.map(|c| Spec::new(c, n, n - 1)));
         let plans = specs.flat_map(Plan::candidates).filter(|p| carry_plan(p) && !is_chain(p));
-        for (plan, most) in plans.flat_map(|plan| [1, 4, 32].map(|most| (plan, most))) {
-            let room = room(&plan, most);
+        for (plan, most) in plans.flat_map(|plan| (1..=32).map(move |most| (plan, most))) {
+            let room = most_calls(&plan, most);
             for bytes in [
                 vec![8; room as usize],
                 vec![0; room as usize],
                 vec![200 << 10; room as usize],
+                vec![400 << 10; room as usize],
                 vec![SLICE_BYTES; room as usize],
                 [vec![1 << 20], vec![8; room as usize - 1]].concat(),
                 vec![100, 70_000, 3],
