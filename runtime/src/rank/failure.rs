@@ -197,7 +197,7 @@ impl Rank {
             accelerator.record();
             if let Some((collective, step)) = self.recorder.kernel_waits_in() {
                 let KernelCollective { number: op_seq, descriptor, .. } = collective;
-                let operation = descriptor.call().map_or("", |(collective, ..)| collective.name());
+                let operation = descriptor.kind().map_or("", |kind| kind.name());
                 return Site { rank: self.number as i32, peer, step, op_seq, operation };
             }
         }

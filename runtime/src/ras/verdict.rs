@@ -107,7 +107,7 @@ pub fn span(ns: u64) -> String {
 }
 
 /// Returns `rank 3` or `ranks 1, 3, 5 to 9`.
-fn list(ranks: &[u32]) -> String {
+pub fn list(ranks: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &rank in ranks {
         match parts.last_mut() {

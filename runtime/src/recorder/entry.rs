@@ -108,6 +108,7 @@ pub struct What {
     descriptor: Descriptor,
     pub(super) bytes: u64,
     peer: u64,
+    /// Messages of an exchange, or collectives of a batch.
     transfers: u64,
     carriers: u64,
     /// The number that the call itself has; 0: that of its thread.

@@ -299,8 +299,10 @@ impl Section {
         let step = waiting.step.map_or(-1, |step| step as i32);
         let collective = waiting.collective?;
         let mut runs = self.kernels.iter().filter_map(kernels::Words::read);
+        // Kernels tell of a part of what they run.
+        let number = Some(collective.number);
         let has_ended =
-            runs.any(|run| run.number == Some(collective.number) && run.ended_ns.is_some());
+            runs.any(|run| run.number > number || run.number == number && run.ended_ns.is_some());
         (!has_ended).then_some((collective, step))
     }
 

@@ -122,9 +122,10 @@ pub struct RankReport {
     pub issued: u64,
     /// The number of operations done so far; they run in the order of their calls.
     pub finished: u64,
-    /// The number of collectives called so far.
+    /// The number of collectives called so far, of which those of a batch count as one.
     pub collectives: u64,
-    /// These by their kinds, in the order of [`Collective::ALL`](oxccl_plan::Collective::ALL).
+    /// All of them by their kinds, in the order of
+    /// [`Collective::ALL`](oxccl_plan::Collective::ALL).
     pub collectives_by_kind: [u64; COLLECTIVES],
     /// The bytes of these: of a block of each.
     #[serde(default)]
@@ -150,7 +151,7 @@ pub struct RankReport {
     /// The latest operations, in the order of their calls.
     pub operations: Vec<OperationReport>,
     /// The latest collectives and messages of which kernels have told, in their order; empty in
-    /// host memory. At most one in 100 µs tells of itself, and they are looked at every 20 ms.
+    /// host memory. Each 32nd tells of itself, and they are looked at every 20 ms.
     #[serde(default)]
     pub kernels: Vec<KernelReport>,
 }
@@ -208,13 +209,13 @@ pub struct OperationReport {
     /// is depends on the memory of its buffers. `None` for other operations.
     #[serde(default)]
     pub carrier: Option<String>,
-    /// Bytes of a block, or of all sends and receives.
+    /// Bytes of a block, of a block of each collective of a batch, or of all sends and receives.
     pub bytes: u64,
     /// The peer of the first send or receive, or of a one-sided operation.
     pub peer: Option<u32>,
     /// True if that is a send; `None` without a peer.
     pub sends: Option<bool>,
-    /// The number of sends and receives.
+    /// The number of sends and receives, or of the collectives of a batch.
     pub transfers: u32,
     /// The number of the stream.
     pub stream: u64,

@@ -37,8 +37,8 @@ fn collectives_that_run_together_are_one_operation_and_count_each() {
     let (programs, call) = reduction();
     let one = || Operation::Collective(Arc::new(programs.clone()), call);
     let mut batch = one();
-    batch.join(one());
-    batch.join(one());
+    batch.batch(one()).expect("a batch");
+    batch.batch(one()).expect("a batch");
     for operation in [one(), batch, one()] {
         recorder.call_on_gpu(&What::of(&operation), 0, Tick::now());
     }

@@ -69,6 +69,7 @@ fn slow_among(comm: &Comm<'_>, members: &[Timed<'_>], limits: Limits) -> Option<
     let first = members.first()?.0;
     let mut late: Vec<Vec<u64>> = vec![Vec::new(); members.len()];
     let mut times = (u64::MAX, 0);
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     let collectives = first.rank.operations.iter().filter(|op| op.kind == Kind::Collective);
     let on_gpu = first.rank.gpu.is_some();
     for op in collectives.filter(|op| on_gpu || op.number < first.rank.finished) {
@@ -83,6 +84,7 @@ fn slow_among(comm: &Comm<'_>, members: &[Timed<'_>], limits: Limits) -> Option<
         let most = sorted[(sorted.len() - 1) / 2];
         late.iter_mut().zip(&calls).for_each(|(of, call)| of.push(call.saturating_sub(most)));
         times = (times.0.min(op.called_ns), times.1.max(op.called_ns));
+        *kinds.entry(&op.what).or_default() += 1;
     }
     let calls = late[0].len();
     let is_slow = |late: &&Vec<u64>| {
@@ -97,9 +99,11 @@ fn slow_among(comm: &Comm<'_>, members: &[Timed<'_>], limits: Limits) -> Option<
         slow.iter().map(|((member, _), _)| (member.rank.rank, member.place())).unzip();
     let mut all: Vec<u64> = slow.iter().flat_map(|(_, late)| late.iter().copied()).collect();
     all.sort_unstable();
+    let most = kinds.iter().max_by_key(|(_, count)| **count);
+    let most = most.map_or("", |(what, _)| *what);
     let text = format!(
-        "{} of {} {} later than most to the last {calls} collectives, called within {}, by {} in the \
-         middle: {}; look at what happens there between them",
+        "{} of {} {} later than most to the last {calls} collectives (most often {most}), called \
+         within {}, by {} in the middle: {}; look at what happens there between them",
         list(&ranks),
         comm.title(),
         verb(&ranks, "comes", "come"),

@@ -558,9 +558,13 @@ fn a_rank_that_comes_late_and_a_clock_that_was_set_are_told() {
     let slow = found(&[called(0, 0), called(1, 2_000_000)]);
     let [verdict] = &slow[..] else { panic!("{slow:#?}") };
     assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Slow, &[1][..]));
-    let text = "rank 1 of communicator 0000000000000007 \"tp\" comes later than most to the last 20 \
-                collectives, called within 190.0 ms, by 2.0 ms in the middle: process 2 (train)";
-    assert!(verdict.text.starts_with(text), "{}", verdict.text);
+    let what = &called(0, 0).ranks[0].operations[0].what;
+    let text = format!(
+        "rank 1 of communicator 0000000000000007 \"tp\" comes later than most to the last 20 \
+         collectives (most often {what}), called within 190.0 ms, by 2.0 ms in the middle: \
+         process 2 (train)"
+    );
+    assert!(verdict.text.starts_with(&text), "{}", verdict.text);
     // One pause makes no slow rank, and GPUs are named.
     let pause = |number: u32, late_ns: u64| {
         let mut process = called(number, 0);

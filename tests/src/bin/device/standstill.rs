@@ -203,8 +203,7 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
     let mut before = 0;
     if on_gpu() {
-        // At most one in 100 µs tells, so messages, replays and calls are the first ones in turn,
-        // in an order without a period.
+        // Each 32nd tells, so messages, replays and calls are in an order without a period.
         let mut random = Random(19);
         (0..2000).try_for_each(|_| {
             let [calls, early] = [random.below(4), random.below(4)];

@@ -178,12 +178,13 @@ fn state_beside(process: &Process, rank: &RankReport, op: &OperationReport) -> &
 }
 
 /// Returns the state of a collective on a GPU. A kernel that waits tells in which one it is; others
-/// tell when they begin and end, unless one has told so just before. Graphs that were launched
+/// tell once in a while when they begin and end. Graphs that were launched
 /// since the last call of which a kernel told make it uncertain which call a kernel is in.
 fn state_on_gpu(process: &Process, rank: &RankReport, op: &OperationReport) -> &'static str {
-    /// The time after a collective of which kernels told within which they tell of no other one,
-    /// with the difference of the clocks; and the time until somebody has looked at what they told.
-    const UNTOLD_NS: u64 = 25_000_000;
+    /// The time after a collective of which kernels told within which they may tell of no other
+    /// one (`TELL_NS` in `watch.cuh`), with the difference of the clocks; and the time until
+    /// somebody has looked at what they told.
+    const UNTOLD_NS: u64 = 125_000_000;
     const UNSEEN_NS: u64 = 200_000_000;
     let told = |run: &&KernelReport| run.call.is_some() && run.number.is_some();
     let inside = rank.waiting.and_then(|waiting| waiting.collective);
@@ -284,7 +285,13 @@ fn entry(
 type Shape = (String, DataType, u64, u64);
 
 fn collective_of(rank: &RankReport, op: &OperationReport) -> Option<Shape> {
-    let (collective, _, dtype, count) = op.descriptor.call()?;
+    // Those of a batch as one of all their elements.
+    let batch = || {
+        let (collective, dtype) = op.descriptor.batched()?;
+        Some((collective, dtype, op.bytes / dtype.size() as u64))
+    };
+    let call = op.descriptor.call().map(|(collective, _, dtype, count)| (collective, dtype, count));
+    let (collective, dtype, count) = call.or_else(batch)?;
     let all = count.saturating_mul(rank.nranks.into());
     let (name, input, output) = match collective {
         Collective::AllReduce => ("all_reduce", count, count),
@@ -404,6 +411,10 @@ mod tests {
         assert_eq!(of(json!([run(0), run(1)])), ["completed", "completed", "scheduled"]);
         assert_eq!(of(json!([run(2)])), ["completed"; 3]);
         assert_eq!(of(json!([])), ["scheduled"; 3]);
+        // Of those soon after one that was told nothing is known: they are done.
+        let mut soon = run(2);
+        (soon["call"], soon["begun_ns"]) = (Value::Null, (3 * SECOND - 100_000_000).into());
+        assert_eq!(of(json!([run(0), run(1), soon])), ["completed"; 3]);
         // Another one told just before.
         let mut graph = run(1);
         (graph["call"], graph["begun_ns"]) = (Value::Null, (2 * SECOND - 1000).into());

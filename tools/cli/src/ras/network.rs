@@ -10,11 +10,11 @@ use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{
     ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
 };
-use oxccl_runtime::ras::verdict::{Cause, Verdict, span};
+use oxccl_runtime::ras::verdict::{Cause, Verdict, list, span};
 use oxccl_runtime::recorder::read::{Process, Unanswered};
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -179,7 +179,8 @@ struct Way {
     is_unanswered: bool,
     /// The time since anything came on any connection.
     silent_ms: u32,
-    processes: Vec<u32>,
+    /// The processes, each with its ranks.
+    processes: BTreeMap<u32, BTreeSet<u32>>,
 }
 
 impl Way {
@@ -210,12 +211,10 @@ impl Ways {
             if of.rate > way.rate {
                 (way.rate, way.is_held) = (of.rate, of.is_held);
             }
-            if !way.processes.contains(&process.pid) {
-                way.processes.push(process.pid);
-            }
+            let ranks = way.processes.entry(process.pid).or_default();
+            ranks.extend(process.ranks.iter().map(|rank| rank.rank));
         }
         ways.retain(|_, way| way.sent_bytes >= SENT_BYTES || way.is_cut());
-        ways.values_mut().for_each(|way| way.processes.sort_unstable());
         let host = connections.first().map_or_else(String::new, |(of, _)| of.host.clone());
         Self { host, ways }
     }
@@ -279,7 +278,11 @@ impl Ways {
             }
             _ => return None,
         };
-        let pids: Vec<String> = way.processes.iter().map(u32::to_string).collect();
+        let named = |(pid, ranks): (&u32, &BTreeSet<u32>)| match ranks.is_empty() {
+            true => pid.to_string(),
+            false => format!("{pid} ({})", list(&Vec::from_iter(ranks.iter().copied()))),
+        };
+        let pids: Vec<String> = way.processes.iter().map(named).collect();
         let noun = if pids.len() == 1 { "process" } else { "processes" };
         let text = format!(
             "the connection from {} ({from}) to {to} {fact}, round trip {}, {noun} {}: look at \
@@ -295,8 +298,10 @@ impl Ways {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sample;
     use super::*;
     use oxccl_runtime::recorder::read::ProcessState;
+    use serde_json::{Value, json};
 
     fn process(pid: u32) -> Process {
         Process {
@@ -339,7 +344,8 @@ mod tests {
 
     #[test]
     fn a_way_that_loses_data_is_told_with_its_processes() {
-        let [a, b] = [7, 5].map(process);
+        let [mut a, b] = [7, 5].map(process);
+        a.ranks = sample::on_gpu("collective", (0, 0), &json!([]), &Value::Null).ranks;
         let sent = 100 << 20;
         // Nothing is concluded from a few bytes.
         let all = [
@@ -352,8 +358,8 @@ mod tests {
         assert_eq!(
             text,
             "the connection from node1 (192.0.2.1) to 192.0.2.2 loses data: 5.0 % of 209.7 MB were \
-             sent again, round trip 0.3 ms, processes 5, 7: look at adapters, cables and switches \
-             on it, and at the MTU (oxccl doctor --host)"
+             sent again, round trip 0.3 ms, processes 5, 7 (rank 0): look at adapters, cables and \
+             switches on it, and at the MTU (oxccl doctor --host)"
         );
         assert!(texts(&[]).is_empty());
     }
