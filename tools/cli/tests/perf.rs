@@ -264,14 +264,17 @@ fn a_library_from_a_file_is_measured_beside_the_built_in_one_in_processes_of_its
         let plot = std::fs::read_to_string(&svg).expect("a plot");
         assert!(plot.contains("time of the other library / time of the first one"), "{plot}");
     }
-    // Each with the buffers that it is fastest with.
-    let others = ["--ranks", "2", "-R", "0", "--vs-register", "2"];
+    // Each with the buffers that it is fastest with, and in groups.
+    let others = ["--ranks", "2", "-R", "0", "--vs-register", "2", "-m", "3"];
     let (ok, out, err) = oxccl(&[&base[..], &others, &files].concat());
     assert!(ok, "{out}{err}");
     let text = format!("# memory of {library} from ncclMemAlloc, in windows\n");
     assert!(out.contains("memory from malloc;") && out.contains(&text), "{out}");
     let document = document(&json);
     assert_eq!([&document["memory"], &document["vs_memory"]], [0, 2]);
+    assert_eq!(document["aggregate"], 3);
+    let plot = std::fs::read_to_string(&svg).expect("a plot");
+    assert!(plot.contains("in groups of 3"), "{plot}");
 }
 
 #[test]

@@ -5,13 +5,14 @@ use serde_json::Value;
 use std::process::ExitCode;
 
 /// The fields that tell the rows of a file apart. A file may lack some of these in all rows.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "collective",
     "device",
     "ranks",
     "memory",
     "vs_memory",
     "graph",
+    "aggregate",
     "bytes",
     "count",
     "type",

@@ -86,10 +86,11 @@ fn titles(head: &Head, rows: &[Row]) -> [String; 2] {
     };
     let libraries: Vec<String> = head.libraries.iter().map(library).collect();
     let graph = if head.graph > 0 { ", in graphs" } else { "" };
+    let groups = head.aggregate.map_or(String::new(), |of| format!(", in groups of {of}"));
     let day = head.date.split('T').next().unwrap_or_default();
     [
         format!("{what} on {} ranks, {device}", head.ranks),
-        format!("{}{graph}, {day}", libraries.join(" and ")),
+        format!("{}{graph}{groups}, {day}", libraries.join(" and ")),
     ]
 }
 
@@ -253,6 +254,7 @@ mod tests {
             memory: 0,
             vs_memory: None,
             graph: 20,
+            aggregate: None,
         };
         let file = tempfile::NamedTempFile::new().expect("a file");
         write(file.path().to_str().expect("a path"), &head, rows).expect("it is drawn");

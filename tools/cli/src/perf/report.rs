@@ -42,6 +42,9 @@ pub(super) struct Head {
     pub(super) vs_memory: Option<u32>,
     /// The launches of each graph; 0 without graphs.
     pub(super) graph: u32,
+    /// The operations of each group, if there are groups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) aggregate: Option<u32>,
 }
 
 /// A library that is measured.
@@ -155,6 +158,7 @@ impl<'a> Report<'a> {
             memory: options.register,
             vs_memory: options.vs_register,
             graph: options.graph,
+            aggregate: (options.aggregate > 1).then_some(options.aggregate),
         };
         let json = options.json.as_deref().filter(|_| leader);
         let json = json.map(|path| Document::new(path, &head)).transpose()?;
