@@ -97,7 +97,7 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
     ranks.iter().try_for_each(|rank| rank.leave())
 }
 
-/// What comes before and behind a group on either of its streams is in order with it.
+/// Checks that calls before and behind a group, on either of its streams, are in order with it.
 pub(crate) fn ordered(ranks: &[Rank]) -> Outcome {
     const COUNT: usize = 1000;
     let rank = one(ranks)?;
