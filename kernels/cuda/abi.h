@@ -622,7 +622,7 @@ typedef struct LineProgram {
 } LineProgram;
 
 // The argument of a kernel that runs collectives of a group side by side, as one collective to the
-// peers. They are alike but for their buffers, counts, operations and roots.
+// peers. They are alike but for their buffers, counts and operations.
 typedef struct LineBatch {
   // The programs. The thread blocks of each are those of all.
   LineProgram programs[BATCH];

@@ -695,8 +695,8 @@ __device__ inline uint32_t by_roles(const LineProgram& p, uint32_t warps) {
   return warps * p.roles_inverse >> 16;
 }
 
-// A warp's place among those that carry units: channels are counted first over the
-// first ones of each block.
+// A warp's place among those that carry units. The channels of all blocks are numbered first over
+// the first ones of each block, then over the second ones.
 struct LinePlace {
   uint32_t index;  // of the channel in its block
   int role;

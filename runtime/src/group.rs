@@ -433,7 +433,8 @@ fn batches(operations: Vec<Submission>) -> Result<Vec<Submission>> {
             Arc::ptr_eq(&known.comm, &submission.comm)
                 && known.operation.collectives().next().is_some()
         };
-        let latest = batches.iter_mut().rfind(is_before);
+        let is_one = matches!(submission.operation, Operation::Collective(..));
+        let latest = is_one.then(|| batches.iter_mut().rfind(is_before)).flatten();
         let executor = submission.comm.executor();
         let fits =
             |known: &&mut Submission| executor.can_batch(&known.operation, &submission.operation);

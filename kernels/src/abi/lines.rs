@@ -163,7 +163,7 @@ pub const BATCH: usize = 16;
 pub const BATCH_BOUNDS: usize = BATCH + 1;
 
 /// The argument of a kernel that runs collectives of a group side by side, as one collective to the
-/// peers. They are alike but for their buffers, counts, operations and roots.
+/// peers. They are alike but for their buffers, counts and operations.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LineBatch {

@@ -39,6 +39,17 @@ const _: () = assert!(GENERATORS.len() <= (BATCH >> ANY_AT) as usize);
 const SCALED_SUM: u32 = 5;
 const _: () = assert!(SCALED_SUM < 1 << (ROOT_AT - OP_AT));
 
+/// The increment of SplitMix64 (Steele, Lea, Flood 2014).
+pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Returns a word whose upper half depends on all bits of another one: the finaliser of SplitMix64
+/// up to its last shift.
+#[inline]
+pub(crate) const fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
+}
+
 impl Descriptor {
     /// Returns the descriptor of a collective; `scaled` if inputs are multiplied by a user's scalar
     /// first.
@@ -111,11 +122,7 @@ impl Descriptor {
         let number = calls.len() as u32 & 0xffff;
         let what = BATCH | collective as u32 | (dtype as u32) << 4 | number << ROOT_AT;
         let count = calls.fold(0, |sum, Self { what, count }| {
-            // Constants and finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-            let mut x: u64 = sum ^ u64::from(what);
-            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ count;
-            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            x ^ (x >> 31)
+            mix(mix(sum ^ u64::from(what).wrapping_mul(GOLDEN)) ^ count)
         });
         Self { what, count }
     }
@@ -210,11 +217,7 @@ impl Descriptor {
         if self.is_message() {
             return (self.what >> 4 & 15) << 1 | 1;
         }
-        // Constants and finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-        let mut x = self.count ^ (self.what as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x >> 32) as u32 & !1
+        (mix(self.count ^ (self.what as u64).wrapping_mul(GOLDEN)) >> 32) as u32 & !1
     }
 
     /// Returns the words that [`from_words`](Self::from_words) reads back.

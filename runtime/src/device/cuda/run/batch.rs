@@ -5,7 +5,7 @@ use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, launch};
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::head;
 use crate::device::cuda::run::lines::{
-    Shape, Unit, argument, channels, chunk_blocks, gains_by_clusters, line_blocks, longest, roles,
+    Shape, Unit, argument, channels, chunk_blocks, gains_by_clusters, longest, roles,
     whole_clusters,
 };
 use crate::device::cuda::stream::Stream;
@@ -143,30 +143,22 @@ impl Spread {
     /// Spreads calls with longest slices of so many bytes over at most so many thread blocks.
     /// `plan` is the plan of one of them, which are alike.
     fn new(plan: &Plan, bytes: &[u64], most: u64) -> Self {
-        let (two, sum) = (plan.spec.nranks == 2, bytes.iter().sum());
+        let sum = bytes.iter().sum();
         let unit = match Unit::of(plan, sum) {
             Unit::MediumPackets => Unit::Lines,
             Unit::Chunks if sum <= LINES_BYTES => Unit::Lines,
             unit => unit,
         };
-        let (roles, folds) = (roles(plan, unit), plan.spec.collective.reduces());
         let clusters = gains_by_clusters(unit, sum);
-        let (most, channels) = (whole_clusters(most, clusters), channels(plan, roles));
+        let slot = match unit {
+            Unit::Packets | Unit::MediumPackets => abi::SLOT_DATA_BYTES,
+            Unit::Lines => abi::UNIT_DATA_BYTES,
+            Unit::Chunks => abi::CHUNK_BYTES,
+        } as u64;
         // A call has a channel, whether or not it has a unit.
-        let slots = |slot: usize| {
-            bytes.iter().map(|bytes| bytes.div_ceil(slot as u64).max(1)).sum::<u64>() * slot as u64
-        };
-        let shape = match unit {
-            Unit::Packets | Unit::MediumPackets => {
-                Shape::of_packets(slots(abi::SLOT_DATA_BYTES), (most, channels))
-            }
-            Unit::Lines => {
-                let blocks = line_blocks(two, folds, sum, most);
-                let most = if two { abi::MESSAGE_SLOTS as u64 } else { 1 };
-                Shape::of_lines(slots(abi::UNIT_DATA_BYTES), (blocks, channels), most)
-            }
-            Unit::Chunks => Shape::of_chunks(sum, (chunk_blocks(plan, sum).min(most), channels)),
-        };
+        let slots: u64 = bytes.iter().map(|bytes| bytes.div_ceil(slot).max(1)).sum();
+        let shape = Shape::of(plan, unit, slots * slot, whole_clusters(most, clusters));
+        let roles = roles(plan, unit);
         Self { unit, shape, roles, clusters }
     }
 

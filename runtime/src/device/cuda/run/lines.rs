@@ -6,6 +6,7 @@ use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::align_elems;
 use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
+use crate::op::descriptor::{GOLDEN, mix};
 use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
 use oxccl_plan::lines::{Middle, Phases, is_chain, results_apart};
@@ -84,19 +85,7 @@ pub fn collective(
     let roles = roles(plan, unit);
     let clusters = gains_by_clusters(unit, bytes);
     let most_blocks = whole_clusters(u64::from(programs.blocks(cuda_rank.channels)), clusters);
-    let channels = channels(plan, roles);
-    let shape = match unit {
-        Unit::Packets | Unit::MediumPackets => Shape::of_packets(bytes, (most_blocks, channels)),
-        Unit::Lines => {
-            let blocks = line_blocks(two, folds, bytes, most_blocks);
-            let most = if two { abi::MESSAGE_SLOTS as u64 } else { 1 };
-            Shape::of_lines(bytes, (blocks, channels), most)
-        }
-        Unit::Chunks => {
-            let blocks = chunk_blocks(plan, bytes).min(most_blocks);
-            Shape::of_chunks(bytes, (blocks, channels))
-        }
-    };
+    let shape = Shape::of(plan, unit, bytes, most_blocks);
     let argument = argument(call, phases, plan, of_user, (&shape, roles));
     let step = if clusters { u64::from(CLUSTER_BLOCKS) } else { 1 };
     let copiers = copiers(copied_bytes(&argument), most_blocks - shape.blocks, step);
@@ -203,7 +192,7 @@ fn roles_inverse(roles: u32) -> u32 {
 /// rank may have to copy its own block, some are left for that. Of few blocks, those of a second
 /// communicator, all carry small slices: a rank that has nothing to copy would wait longer than the
 /// others gain (measured on two H100).
-pub fn line_blocks(two: bool, folds: bool, bytes: u64, most: u64) -> u64 {
+fn line_blocks(two: bool, folds: bool, bytes: u64, most: u64) -> u64 {
     let few = FEW_BLOCKS as u64;
     let wanted = match two {
         true if bytes > FEW_BLOCKS_BYTES => few,
@@ -292,9 +281,27 @@ impl Shape {
         if self.slots == 0 { abi::SECOND_CHUNKS as u32 } else { abi::SECOND_LINES as u32 }
     }
 
+    /// Spreads slices of so many bytes over at most so many blocks, in units of a kind.
+    pub fn of(plan: &Plan, unit: Unit, bytes: u64, most_blocks: u64) -> Self {
+        let (two, folds) = (plan.spec.nranks == 2, plan.spec.collective.reduces());
+        let channels = channels(plan, roles(plan, unit));
+        match unit {
+            Unit::Packets | Unit::MediumPackets => Self::of_packets(bytes, (most_blocks, channels)),
+            Unit::Lines => {
+                let blocks = line_blocks(two, folds, bytes, most_blocks);
+                let most = if two { abi::MESSAGE_SLOTS as u64 } else { 1 };
+                Self::of_lines(bytes, (blocks, channels), most)
+            }
+            Unit::Chunks => {
+                let blocks = chunk_blocks(plan, bytes).min(most_blocks);
+                Self::of_chunks(bytes, (blocks, channels))
+            }
+        }
+    }
+
     /// Spreads a slice of so many bytes over at most so many blocks with at most so many channels
     /// each, in units of at most `most` slots.
-    pub fn of_lines(bytes: u64, limits: (u64, u64), most: u64) -> Self {
+    fn of_lines(bytes: u64, limits: (u64, u64), most: u64) -> Self {
         let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
         let (blocks, channels) = spread_slots(slots, limits);
         let each = unit_slots(slots, blocks * channels, most);
@@ -302,14 +309,14 @@ impl Shape {
     }
 
     /// Spreads a small slice of so many bytes, as [`of_lines`](Self::of_lines), in packets.
-    pub fn of_packets(bytes: u64, limits: (u64, u64)) -> Self {
+    fn of_packets(bytes: u64, limits: (u64, u64)) -> Self {
         let units = bytes.div_ceil(abi::SLOT_DATA_BYTES as u64);
         let (blocks, channels) = spread_slots(units, limits);
         Self { blocks, channels, slots: abi::SLOT_OF_PACKETS, units }
     }
 
     /// Spreads a large slice of so many bytes in chunks.
-    pub fn of_chunks(bytes: u64, (blocks, channels): (u64, u64)) -> Self {
+    fn of_chunks(bytes: u64, (blocks, channels): (u64, u64)) -> Self {
         Self { blocks, channels, slots: 0, units: bytes.div_ceil(abi::CHUNK_BYTES as u64) }
     }
 }
@@ -323,12 +330,9 @@ fn spread_slots(slots: u64, (blocks, channels): (u64, u64)) -> (u64, u64) {
 /// The bit of digests that tells messages from collectives.
 const MESSAGE: u32 = 1 << 31;
 
-/// Returns a digest of the words of a descriptor (the finaliser of SplitMix64).
+/// Returns a digest of the words of a descriptor.
 fn digest((what, count): (u32, u64)) -> u32 {
-    let z = count.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(what);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (z >> 32) as u32
+    (mix(count.wrapping_mul(GOLDEN) ^ u64::from(what)) >> 32) as u32
 }
 
 /// Returns the digest of a message, which differs from that of a header.
