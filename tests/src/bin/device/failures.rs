@@ -153,8 +153,8 @@ pub(crate) fn left_behind(ranks: &[Rank]) -> Outcome {
     abort_now(rank)
 }
 
-/// A group of two sums, the second of which cannot be launched: its stream's capture is broken. The
-/// first one is under way already, so the communicator fails.
+/// A group of two calls, the second of which cannot be launched: its stream's capture is broken.
+/// The first one, of another kind, is under way already, so the communicator fails.
 pub(crate) fn half_a_group(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     if devices().0 != oxcclDeviceKind_t::oxcclDeviceCuda {
@@ -171,7 +171,8 @@ pub(crate) fn half_a_group(ranks: &[Rank]) -> Outcome {
     }
     let launched = group(|| {
         ok(rank.call(sum(100), memory.at, memory.at))?;
-        ok(broken.call(sum(100), memory.part(1 << 19), memory.part(1 << 19)))
+        let other = Call { collective: Collective::Broadcast, ..sum(100) };
+        ok(broken.call(other, memory.part(1 << 19), memory.part(1 << 19)))
     });
     let Err(text) = launched else { return Err("no error".to_owned()) };
     if !text.contains("capture is invalidated") {

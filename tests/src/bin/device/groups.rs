@@ -5,9 +5,11 @@ use crate::failures::{abort_now, told};
 use crate::rank::{
     Call, Memory, Outcome, Rank, Replay, choose, group, ok, one, stream, sum, synchronize, words,
 };
+use crate::windows::{Window, wait};
 use oxccl::oxccl::types::oxcclCaptureMode_t;
 use oxccl_plan::{Collective, DataType};
 use oxccl_tests::sequence::Random;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 
 /// The most calls of a group: more than run together.
@@ -126,25 +128,97 @@ pub(crate) fn ordered(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// In the group of the last rank a call has another count, or is missing: all are told.
+/// Checks groups in which each rank puts between other collectives: which ones run together is
+/// the same on all ranks all the same.
+pub(crate) fn puts_between(ranks: &[Rank]) -> Outcome {
+    const COUNT: usize = 1000;
+    const BYTES: usize = COUNT * 4;
+    const NUMBER: usize = 6;
+    let rank = one(ranks)?;
+    let memory = Memory::new(1 << 20)?;
+    let (inbox, from) = (memory.part(1 << 18), memory.part(1 << 19));
+    let (next, before) = rank.neighbours();
+    let window = Window::new(rank, inbox, BYTES)?;
+    for round in 0..NUMBER as i32 * 2 {
+        let own = |of: i32| words(100 * of + round, COUNT);
+        rank.upload(from, &own(rank.rank))?;
+        for i in 0..NUMBER {
+            rank.upload(memory.part(i << 13), &words(i as i32, COUNT))?;
+        }
+        let puts_behind = (rank.rank + round) as usize % NUMBER;
+        group(|| {
+            (0..NUMBER).try_for_each(|i| {
+                let at = memory.part(i << 13);
+                ok(rank.call(sum(COUNT), at, at))?;
+                match i == puts_behind {
+                    true => window.put((from, BYTES), (next, 0), (0, 0)),
+                    false => Ok(()),
+                }
+            })
+        })?;
+        wait(rank, &BTreeMap::from([((before, (0, 0)), 1)]))?;
+        rank.synchronize()?;
+        rank.expect(inbox, &own(before))?;
+        for i in 0..NUMBER {
+            rank.expect(memory.part(i << 13), &words(i as i32 * rank.nranks, COUNT))?;
+        }
+        // All have read what was put before it is overwritten.
+        rank.meet(from)?;
+    }
+    window.end()?;
+    rank.leave()
+}
+
+/// How the group of the last rank differs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Difference {
+    /// One call has another count.
+    Count,
+    /// One call has another count, and the first ones have no elements.
+    CountBehindEmpty,
+    /// A call is missing.
+    Missing,
+    /// Two broadcasts are in the other order.
+    Roots,
+}
+
+/// The groups of ranks differ: all are told.
 pub(crate) fn differing(ranks: &[Rank]) -> Outcome {
+    use Difference::{Count, CountBehindEmpty, Missing, Roots};
     let rank = one(ranks)?;
     let is_last = rank.rank + 1 == rank.nranks;
     let memory = Memory::new(1 << 20)?;
-    for missing in [false, true] {
+    for difference in [Count, CountBehindEmpty, Missing, Roots] {
         let rank = rank.again()?;
-        let calls = |count: usize| {
-            (0..count).try_for_each(|i| {
-                let count = if is_last && !missing && i == 2 { 500 } else { 100 };
-                let at = memory.part(i << 12);
-                ok(rank.call(sum(count), at, at))
-            })
+        let differs = |of| is_last && difference == of;
+        let count = |i| match i {
+            0 | 1 if difference == CountBehindEmpty => 0,
+            2 if differs(Count) || differs(CountBehindEmpty) => 500,
+            _ => 100,
         };
-        let number = if is_last && missing { 4 } else { 5 };
+        let call = |i: usize| {
+            let root = i32::from(i % 2 == usize::from(!is_last));
+            let collective = Collective::Broadcast;
+            match difference {
+                Roots => Call { collective, root, ..sum(100) },
+                _ => sum(count(i)),
+            }
+        };
+        let number = if differs(Missing) { 4 } else { 5 };
+        let called = group(|| {
+            (0..number).try_for_each(|i| {
+                let at = memory.part(i << 12);
+                ok(rank.call(call(i), at, at))
+            })
+        });
         // Who comes late hears of it at the call.
-        let _ = group(|| calls(number)).and_then(|()| rank.synchronize());
-        let theirs = if missing { "a group of 4 all_reduce" } else { "with other counts" };
-        told(&rank, &["a group of 5 all_reduce", theirs])?;
+        let _ = called.and_then(|()| rank.synchronize());
+        let parts = match difference {
+            Count | CountBehindEmpty => ["a group of 5 all_reduce", "with other counts"],
+            Missing => ["a group of 5 all_reduce", "a group of 4 all_reduce"],
+            Roots => ["root 0", "root 1"],
+        };
+        told(&rank, &parts)?;
         abort_now(&rank)?;
     }
     abort_now(rank)

@@ -64,6 +64,7 @@ const TESTS: &[Test] = &[
     Test { name: "1500 messages with every peer", layouts: APART, body: messages::many },
     Test { name: "groups of collectives", layouts: ALL, body: groups::random },
     Test { name: "groups in order with calls", layouts: APART, body: groups::ordered },
+    Test { name: "groups with puts between", layouts: APART, body: groups::puts_between },
     Test { name: "multiplied inputs", layouts: APART, body: scaled::multiplied },
     Test { name: "a count per rank", layouts: APART, body: vcollectives::random },
     Test { name: "in packets and through the stage", layouts: APART, body: order::sequence },
