@@ -188,10 +188,14 @@ fn the_rank_at_fault_its_operation_and_the_reason_are_named() {
 fn survivors_name_the_rank_that_was_killed_the_operation_and_the_step() {
     for (nranks, victim, calls) in [(2, 0, 3), (2, 1, 70), (2, 1, 0)] {
         let standstill = Standstill { nranks, how: "kill", victim, calls, root: 0 };
-        let (verdict, _) = standstill.play(Cause::Failed, &[1 - victim]);
+        let (verdict, all) = standstill.play(Cause::Failed, &[1 - victim]);
         let lost = format!("lost rank {victim} at step ");
+        let of_survivor = |process: &&Process| process.ranks[0].rank != victim;
+        let survivor = all.iter().find(of_survivor).expect("it is there");
+        let last = survivor.ranks[0].operations.last().expect("its last call");
+        let operation = format!("of all_reduce (operation {})", last.number);
         let process = format!("its process ended, rank {victim} being process ");
-        has(&verdict.text, &[" ago at rank ", &lost, "of all_reduce (operation ", &process]);
+        has(&verdict.text, &[" ago at rank ", &lost, &operation, &process]);
     }
 }
 
@@ -291,15 +295,23 @@ fn both_calls_are_named_where_a_rank_calls_something_else() {
 }
 
 /// Waits until one rank is told to be slow, of the processes of ranks of which rank 1 works longer.
+/// It has to be once they have made so many calls that a verdict is to be had.
 fn expect_slow(pids: &[u32]) {
+    const CALLS: u64 = 20;
     let start = Instant::now();
+    let mut called: Option<Instant> = None;
     let text = loop {
         let mut all = processes(Path::new("/proc"));
         all.retain(|process| pids.contains(&process.pid));
+        let finished = all.iter().flat_map(|process| &process.ranks).map(|rank| rank.finished);
+        if all.len() == pids.len() && finished.min().is_some_and(|least| least >= CALLS) {
+            called.get_or_insert_with(Instant::now);
+        }
         let found = verdicts(&all, Patience::default());
         if let [Verdict { cause: Cause::Slow, ranks, text, .. }] = &found[..]
             && ranks[..] == [1]
         {
+            assert!(called.is_none_or(|called| called.elapsed() <= WITHIN), "{found:#?}");
             break text.clone();
         }
         assert!(start.elapsed() < LIMIT, "{found:#?}");

@@ -194,6 +194,9 @@ impl Standstill<'_> {
     }
 }
 
+/// Kernels tell of one of so many collectives, as `kernels/cuda/watch.cuh` has it.
+const TELL_EACH: u64 = 32;
+
 /// One rank after the other is at fault, in all ways; then the last rank calls something else, and
 /// in another order; it is killed in the end.
 pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
@@ -203,7 +206,7 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
     let mut before = 0;
     if on_gpu() {
-        // Each 32nd tells, so messages, replays and calls are in an order without a period.
+        // One of `TELL_EACH` tells: messages, replays and calls are in an order without a period.
         let mut random = Random(19);
         (0..2000).try_for_each(|_| {
             let [calls, early] = [random.below(4), random.below(4)];
@@ -214,8 +217,9 @@ pub(crate) fn explained(ranks: &[Rank]) -> Outcome {
             (0..calls).try_for_each(|_| call())?;
             rank.synchronize()
         })?;
-        call()?;
-        before += 1;
+        // One of so many calls in a row is told of, whatever came before.
+        (0..TELL_EACH).try_for_each(|_| call())?;
+        before += TELL_EACH;
         rank.synchronize()?;
         kernels_tell(rank)?;
     }
