@@ -14,6 +14,7 @@ use crate::exit;
 use crate::link::control::Control;
 use crate::link::notice::{self, Notice};
 use crate::log::{self, Level, Subsystem};
+use crate::recorder::kernels::LOOKS;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
@@ -252,7 +253,7 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
             true
         });
         drop(visit);
-        let limit = if waiting { Duration::from_millis(20) } else { Duration::from_millis(250) };
+        let limit = if waiting { LOOKS } else { Duration::from_millis(250) };
         let own = || PollFd::new(woken, PollFlags::IN);
         // Connections in the making wait for notices.
         let together = if connector::is_busy() { Duration::ZERO } else { TOGETHER };

@@ -2,8 +2,9 @@
 //! what every other one has ends at about the same time everywhere, and nowhere before all have
 //! called it.
 
+use crate::op::descriptor::Descriptor;
 use crate::recorder::Kind;
-use crate::recorder::read::Process;
+use crate::recorder::read::{Process, RankReport};
 use oxccl_plan::Collective;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
@@ -45,15 +46,17 @@ pub struct Clock {
     /// By how much the clock is ahead of the other one, in ns.
     pub ahead_ns: i64,
     /// About by how much this may be wrong, in ns: the time that collectives take from the last
-    /// call to the first end, and what the clocks drift apart meanwhile.
+    /// call to the first end, what the clocks drift apart meanwhile, and the errors of GPUs' times.
     pub error_ns: u64,
 }
 
-/// The latest call and the first end of a collective on a host, by its clock, in ns.
+/// The latest call, on GPUs beginning, and the first end of a collective on a host, by its clock,
+/// and by how much they may be wrong, in ns.
 #[derive(Clone, Copy)]
 struct Times {
     called_ns: i64,
     ended_ns: i64,
+    error_ns: i64,
 }
 
 /// A comparison of the clocks of two hosts by one collective, in ns.
@@ -66,18 +69,21 @@ struct Sight {
     /// The time by the first clock.
     at_ns: i64,
     /// The time from the last call to the first end, on the host where that is shorter: ranks of
-    /// the other one may have waited.
+    /// the other one may have waited. With the errors of both.
     takes_ns: u64,
 }
 
 impl Sight {
     fn new(a: Times, b: Times) -> Self {
-        let bounds =
-            (b.called_ns.saturating_sub(a.ended_ns), b.ended_ns.saturating_sub(a.called_ns));
+        let error_ns = a.error_ns.saturating_add(b.error_ns);
+        let bounds = (
+            b.called_ns.saturating_sub(a.ended_ns).saturating_sub(error_ns),
+            b.ended_ns.saturating_sub(a.called_ns).saturating_add(error_ns),
+        );
         let ahead_ns = b.ended_ns.saturating_sub(a.ended_ns);
         let takes_ns =
             [a, b].map(|of| u64::try_from(of.ended_ns.saturating_sub(of.called_ns)).unwrap_or(0));
-        let takes_ns = takes_ns[0].min(takes_ns[1]);
+        let takes_ns = takes_ns[0].min(takes_ns[1]).saturating_add_signed(error_ns);
         Self { ahead_ns, bounds, at_ns: a.ended_ns, takes_ns }
     }
 
@@ -152,21 +158,37 @@ fn collectives<'a>(processes: &[Process], hosts: &[Host<'a>]) -> Vec<BTreeMap<Ho
     for (process, host) in processes.iter().zip(hosts) {
         for rank in &process.ranks {
             // An end may be that of an operation that has failed.
-            let failed_ns = rank.failure.since_ns.unwrap_or(u64::MAX);
-            for op in rank.operations.iter().filter(|op| op.kind == Kind::Collective) {
-                let together =
-                    op.descriptor.kind().is_some_and(|of| TOGETHER.contains(&of)) && op.bytes > 0;
-                let ended_ns = op.ended_ns.filter(|ended| together && *ended < failed_ns);
-                let Some(ended_ns) = ended_ns else { continue };
-                let own = Times { called_ns: op.called_ns as i64, ended_ns: ended_ns as i64 };
-                let hosts = all.entry((rank.comm, op.of_kind)).or_default();
+            let failed_ns = rank.failure.since_ns.map_or(i64::MAX, |since| since as i64);
+            for (number, own) in ended(rank).filter(|(_, of)| of.ended_ns < failed_ns) {
+                let hosts = all.entry((rank.comm, number)).or_default();
                 let times = hosts.entry(*host).or_insert(own);
                 times.called_ns = times.called_ns.max(own.called_ns);
                 times.ended_ns = times.ended_ns.min(own.ended_ns);
+                times.error_ns = times.error_ns.max(own.error_ns);
             }
         }
     }
     all.into_values().collect()
+}
+
+/// Returns the collectives of a rank that say something of clocks and have ended: their numbers,
+/// and their times. Kernels on GPUs have numbers, and a memory, of their own.
+fn ended(rank: &RankReport) -> impl Iterator<Item = (u64, Times)> {
+    let together = |of: Descriptor| of.kind().is_some_and(|kind| TOGETHER.contains(&kind));
+    let times = |called_ns: u64, ended_ns: Option<u64>, error_ns: u64| {
+        let [called_ns, ended_ns, error_ns] = [called_ns, ended_ns?, error_ns].map(|ns| ns as i64);
+        Some(Times { called_ns, ended_ns, error_ns })
+    };
+    let is_on_host = move |_: &&_| rank.gpu.is_none();
+    let operations = rank.operations.iter().filter(is_on_host);
+    let operations = operations.filter(|op| op.kind == Kind::Collective && op.bytes > 0);
+    let operations = operations.filter(move |op| together(op.descriptor));
+    let on_host = operations.map(move |op| (op.of_kind, times(op.called_ns, op.ended_ns, 0)));
+    let kernels = rank.kernels.iter().filter(move |run| together(run.descriptor));
+    let on_gpu = kernels.filter_map(move |run| {
+        Some((run.number?, times(run.begun_ns, run.ended_ns, rank.kernels_error_ns)))
+    });
+    on_host.chain(on_gpu).filter_map(|(number, times)| Some((number, times?)))
 }
 
 /// Returns what collectives tell of the first host of each beside its other ones.
@@ -186,15 +208,15 @@ fn pairs<'a>(all: &[BTreeMap<Host<'a>, Times>]) -> BTreeMap<(Host<'a>, Host<'a>)
 mod tests {
     use super::super::nccl::samples::{self, call};
     use super::*;
-    use crate::op::descriptor::Descriptor;
-    use crate::recorder::read::RankReport;
+    use crate::recorder::read::KernelReport;
+    use crate::recorder::wire;
 
     const MS: u64 = 1_000_000;
     type Spans = [(u64, u64); 3];
 
     /// A process on a host, with collectives that were called and ended at these times in ms.
     fn process(host: &str, shift_ms: u64, spans: Option<Spans>) -> Process {
-        let mut rank = samples::rank(7, 0, 2, 0);
+        let mut rank = RankReport { gpu: None, ..samples::rank(7, 0, 2, 0) };
         rank.operations = (0..3).map(|number| call(number, 1, 0)).collect();
         for (number, op) in rank.operations.iter_mut().enumerate() {
             let time = |ms: u64| (ms + shift_ms) * MS;
@@ -274,6 +296,33 @@ mod tests {
         let all = [of("a", &[1, 2], 0), of("b", &[1, 3], 5), of("c", &[2, 3], 7)];
         let errors: Vec<_> = clocks(&all).iter().map(|clock| clock.error_ns / MS).collect();
         assert_eq!((ahead_ms(&all), errors), (vec![0, 5, 7], vec![0, 1, 1]));
+    }
+
+    #[test]
+    fn clocks_of_hosts_with_gpus_are_compared_by_what_kernels_tell() {
+        // Of the latest calls none was told of; a process on another host tells of few.
+        let of = |host: &str, shift_ms: u64, error_ns: u64| {
+            let mut process = process(host, shift_ms, Some(HERE));
+            let rank = &mut process.ranks[0];
+            let run = |(number, (begun, ended)): (u64, (u64, u64))| KernelReport {
+                number: Some(32 * number),
+                call: None,
+                what: String::new(),
+                descriptor: rank.operations[0].descriptor,
+                begun_ns: (begun + shift_ms) * MS,
+                ended_ns: Some((ended + shift_ms) * MS),
+            };
+            rank.kernels = (0..).zip(HERE).map(run).collect();
+            rank.operations.iter_mut().for_each(|op| op.ended_ns = None);
+            (rank.gpu, rank.kernels_error_ns) = (Some(0), error_ns);
+            wire::decode(&wire::encode(&process)).expect("a process")
+        };
+        let [_, clock] = clocks(&[of("a", 0, 40_000), of("b", 5000, 7000)])[..] else {
+            panic!("two")
+        };
+        let error_ns = 2 * MS + 47_000 + 2 * MS / DRIFT;
+        assert_eq!((clock.beside, clock.ahead_ns), (0, 5000 * MS as i64));
+        assert!(clock.error_ns.abs_diff(error_ns) < 10_000, "{clock:?}");
     }
 
     #[test]

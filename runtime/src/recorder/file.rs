@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// The name of the file, as links in `/proc` show it.
 pub(super) const NAME: &str = "oxccl-recorder";
 /// The first word of the file: the name of the format, with its version.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"oxccl-7\0");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"oxccl-8\0");
 /// Bytes before the first section.
 const HEAD_BYTES: usize = 4096;
 /// Ranks of a process that others can read at a time.

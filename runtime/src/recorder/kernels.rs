@@ -6,10 +6,14 @@ use super::{Section, file};
 use crate::op::descriptor::Descriptor;
 use libc::CLOCK_MONOTONIC;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 /// The least time in ns in which the clocks of GPU and host drift apart by 1 ns: 50 parts per
 /// million is what quartzes without a correction are sold with.
 const DRIFT: i64 = 20_000;
+
+/// The time between two looks at what kernels tell, while something runs.
+pub const LOOKS: Duration = Duration::from_millis(20);
 
 /// A collective, or messages, that a kernel runs, or has run. Times are those of the GPU's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +115,9 @@ impl Bound {
 
 impl GpuClock {
     /// Notes the latest time that a GPU has told, as it was read at a time of the host, and by how
-    /// much calls were ahead of the times at which their kernels began. Returns the difference.
-    fn hear(&mut self, now_ns: u64, told_ns: u64, calls: impl Iterator<Item = i64>) -> i64 {
+    /// much calls were ahead of the times at which their kernels began. Returns the difference, and
+    /// by how much that may be wrong.
+    fn hear(&mut self, now_ns: u64, told_ns: u64, calls: impl Iterator<Item = i64>) -> (i64, u64) {
         let bound = |offset_ns| Bound { offset_ns, at_ns: now_ns };
         let most = (now_ns as i64).wrapping_sub(told_ns as i64);
         if self.most.is_none_or(|known| most < known.relaxed(now_ns, 1)) {
@@ -125,12 +130,12 @@ impl GpuClock {
         }
         // What was found last has drifted least.
         let most = self.most.map_or(most, |known| known.relaxed(now_ns, 1));
-        match (self.least, self.most) {
-            (Some(least), Some(of_most)) if least.at_ns >= of_most.at_ns => {
-                least.relaxed(now_ns, -1).min(most)
-            }
-            _ => most,
-        }
+        let least = self.least.map(|known| known.relaxed(now_ns, -1).min(most));
+        let error_ns = least.map_or(u64::MAX, |least| most.abs_diff(least));
+        let error_ns = error_ns.min(LOOKS.as_nanos() as u64);
+        let calls_are_newer = |of_most: Bound| self.least.is_some_and(|l| l.at_ns >= of_most.at_ns);
+        let offset_ns = least.filter(|_| self.most.is_some_and(calls_are_newer)).unwrap_or(most);
+        (offset_ns, error_ns)
     }
 }
 
@@ -145,8 +150,9 @@ impl Section {
         // What old calls say of the clocks was heard when they were new.
         let new = changed().filter(|(_, known, run)| !known.is_some_and(|k| k.is_same(run)));
         let calls = new.filter_map(|(_, _, run)| self.called_before(&run, &scale));
-        let offset_ns = clock.hear(clock_ns(CLOCK_MONOTONIC), told_ns, calls);
+        let (offset_ns, error_ns) = clock.hear(clock_ns(CLOCK_MONOTONIC), told_ns, calls);
         self.gpu_clock.store(offset_ns as u64, Ordering::Relaxed);
+        self.gpu_clock_error.store(error_ns, Ordering::Relaxed);
         let changed = changed().filter(|(_, known, run)| *known != Some(*run));
         changed.for_each(|(words, _, run)| words.write(&run));
     }
@@ -175,25 +181,25 @@ mod tests {
         // In a graph: 300 ms pass before somebody looks.
         let now = 10 * SECOND;
         let none = || std::iter::empty();
-        assert_eq!(clock.hear(now, gpu(now - 300_000_000), none()), 5_300_000_000);
+        assert_eq!(clock.hear(now, gpu(now - 300_000_000), none()), (5_300_000_000, 20_000_000));
         // Later looks come sooner after the end.
         let now = 11 * SECOND;
-        assert_eq!(clock.hear(now, gpu(now - 40_000), none()), 5_000_040_000);
+        assert_eq!(clock.hear(now, gpu(now - 40_000), none()), (5_000_040_000, 20_000_000));
         // A call after which the kernel began at once.
         let now = 12 * SECOND;
         let calls = [ahead(now - 90_000_000, now - 89_996_000), ahead(now - 80_000_000, now - 9)];
-        let offset = clock.hear(now, gpu(now - 80_000_000), calls.into_iter());
-        assert_eq!(offset, 4_999_996_000);
+        let heard = clock.hear(now, gpu(now - 80_000_000), calls.into_iter());
+        assert_eq!(heard, (4_999_996_000, 44_000 + 50_000));
         // Where nothing new is heard of, the clocks may have drifted.
         let later = now + 100 * SECOND;
-        let offset = clock.hear(later, gpu(now), none());
-        assert_eq!(offset, 4_999_996_000 - 100 * 50_000);
+        let heard = clock.hear(later, gpu(now), none());
+        assert_eq!(heard, (4_999_996_000 - 100 * 50_000, 94_000 + 2 * 100 * 50_000));
     }
 
     #[test]
     fn calls_never_come_after_looks() {
         let mut clock = GpuClock::default();
         let now = 10 * SECOND;
-        assert_eq!(clock.hear(now, now, [7].into_iter()), 0);
+        assert_eq!(clock.hear(now, now, [7].into_iter()), (0, 0));
     }
 }

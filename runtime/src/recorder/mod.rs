@@ -85,6 +85,8 @@ pub struct Section {
     pub finished: AtomicU64,
     /// By how much the monotonic clock is ahead of the GPU's, in ns, as a signed number.
     gpu_clock: AtomicU64,
+    /// By how much that may be wrong, in ns.
+    gpu_clock_error: AtomicU64,
     waiting: Waiting,
     name: Text<8>,
     failure: Text<64>,
@@ -288,7 +290,7 @@ impl Section {
     /// Returns the collective in which a kernel waits, and the step, −1 if it waits at none; `None`
     /// if none has said so lately.
     pub fn kernel_waits_in(&self) -> Option<(KernelCollective, i32)> {
-        /// Kernels say so every half millisecond, and the monitor looks every 20 ms.
+        /// Kernels say so every half millisecond, and the monitor looks each [`kernels::LOOKS`].
         const LATELY_NS: u64 = 25_000_000;
         let scale = file::monotonic()?;
         let waiting = read::awaited(&self.waiting, 0, &scale)?;
@@ -398,7 +400,8 @@ impl Section {
         let Waiting { number, peer_step, since, looked, waited_ns, .. } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.source, &self.code];
         let more = [&self.parent, &self.ends, &self.waited, &self.issued, &self.finished];
-        let more = more.into_iter().chain([&self.gpu_clock, &self.failed, &self.batched]);
+        let more = more.into_iter().chain([&self.failed, &self.batched]);
+        let more = more.chain([&self.gpu_clock, &self.gpu_clock_error]);
         let counts = self.collectives.iter().chain([&self.others]);
         let counts = counts.flat_map(|count| [&count.calls, &count.bytes]);
         let waiting = [number, peer_step, since, looked, waited_ns];

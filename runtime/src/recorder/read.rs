@@ -154,6 +154,9 @@ pub struct RankReport {
     /// host memory. Each 32nd tells of itself, and they are looked at every 20 ms.
     #[serde(default)]
     pub kernels: Vec<KernelReport>,
+    /// By how much their times may be wrong beside those of the host, in ns.
+    #[serde(default)]
+    pub kernels_error_ns: u64,
 }
 
 /// A collective, or messages, that ran, or run, on a GPU. Times are times of day in ns since 1970:
@@ -167,6 +170,8 @@ pub struct KernelReport {
     pub call: Option<u64>,
     /// The collective, or the first message, in words.
     pub what: String,
+    /// The descriptor, for comparisons.
+    pub descriptor: Descriptor,
     /// The time at which its kernel began.
     pub begun_ns: u64,
     /// The time at which its first block ended; `None` if it runs, as far as that was looked at.
@@ -429,6 +434,7 @@ fn rank(fd: &OwnedFd, number: usize, clocks: &Clocks) -> Option<RankReport> {
         },
         operations,
         kernels,
+        kernels_error_ns: load(&section.gpu_clock_error),
     })
 }
 
@@ -441,6 +447,7 @@ fn kernels(section: &Section, again: &Section, clocks: &Clocks) -> Vec<KernelRep
         number,
         call,
         what: descriptor.to_string(),
+        descriptor,
         begun_ns: time(begun_ns),
         ended_ns: ended_ns.map(time),
     };

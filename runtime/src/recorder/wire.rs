@@ -96,7 +96,8 @@ mod tests {
 
     fn kernel(number: u64) -> KernelReport {
         let (what, ended_ns) = ("broadcast".to_owned(), Some(8));
-        KernelReport { number: Some(number), call: None, what, begun_ns: 7, ended_ns }
+        let descriptor = Descriptor::from_words(0x5, 7);
+        KernelReport { number: Some(number), call: None, what, descriptor, begun_ns: 7, ended_ns }
     }
 
     fn process(ranks: u32, operations: u64) -> Process {
@@ -140,6 +141,7 @@ mod tests {
             },
             operations: (0..operations).map(operation).collect(),
             kernels: (0..operations).map(kernel).collect(),
+            kernels_error_ns: 9,
         };
         Process {
             pid: 7,

@@ -63,6 +63,7 @@ pub(in crate::ras) fn rank(comm: u64, number: u32, nranks: u32, all_reduces: u64
         failure: Failure { text: String::new(), code: 0, source: Source::Here, since_ns: None },
         operations: Vec::new(),
         kernels: Vec::new(),
+        kernels_error_ns: 0,
     }
 }
 

@@ -3,9 +3,10 @@
 mod circles;
 
 use super::*;
+use crate::op::descriptor::Descriptor;
 use crate::ras::nccl::samples::{call, descriptor};
-use crate::recorder::KernelCollective;
 use crate::recorder::read::{Awaited, Failure, KernelReport, RankReport, Unanswered};
+use crate::recorder::{KernelCollective, wire};
 
 const SECOND: u64 = 1_000_000_000;
 /// The time at which all processes are read.
@@ -46,6 +47,7 @@ fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankRepor
         failure: Failure { text: String::new(), code: 0, source: Source::Here, since_ns: None },
         operations: (0..issued).map(|number| call(number, 5, since_ns)).collect(),
         kernels: Vec::new(),
+        kernels_error_ns: 0,
     }
 }
 
@@ -284,6 +286,12 @@ fn ranks_are_late_beside_those_of_other_hosts_if_their_clocks_can_be_compared() 
     assert_eq!(slow("b", 0, Some(1)), named);
     assert_eq!(slow("b", 3000, Some(1)), named);
     assert_eq!(slow("b", 0, Some(5)), [], "within the error");
+    // The service of another host answers with the latest 16 operations.
+    let answer = |of: Process| wire::decode(&wire::encode(&of)).expect("a process");
+    let mut asked = late(1, (5, "b", 3000), Some(1));
+    asked.ranks[0].operations.truncate(38);
+    let all = [late(0, (0, "a", 0), Some(1)), answer(asked)];
+    assert_eq!(found(&all).iter().map(|of| &of.ranks[..]).collect::<Vec<_>>(), [[1]]);
     // All of a host are late, so that none of them is the last one.
     let on = |host: &'static str, late_ms: u64, first: u32| {
         (first..first + 3).map(move |rank| late(rank, (late_ms, host, 3000), Some(1)))
@@ -406,6 +414,7 @@ fn run(number: u64) -> KernelReport {
         number: Some(number),
         call: None,
         what,
+        descriptor: Descriptor::from_words(0, 1),
         begun_ns: NOW - 3 * SECOND,
         ended_ns: None,
     }

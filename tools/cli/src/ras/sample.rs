@@ -11,12 +11,17 @@ pub(super) fn on_gpu(
     kernels: &Value,
     waiting: &Value,
 ) -> Process {
+    let descriptor = json!({ "what": 0, "count": 1 });
+    let mut kernels = kernels.clone();
+    for run in kernels.as_array_mut().into_iter().flatten() {
+        run["descriptor"] = descriptor.clone();
+    }
     let operation = |number: u64| {
         json!({
             "number": number, "kind": kind, "of_kind": number, "what": "all_reduce",
             "bytes": 4, "peer": null, "sends": null, "transfers": 0, "stream": 1, "tag": 0,
             "called_ns": called_ns * (number + 1), "begun_ns": null, "ended_ns": null,
-            "descriptor": { "what": 0, "count": 1 },
+            "descriptor": descriptor,
         })
     };
     let operations = [0, 1, 2].map(operation);
