@@ -174,21 +174,29 @@ fn collectives<'a>(processes: &[Process], hosts: &[Host<'a>]) -> Vec<BTreeMap<Ho
 /// Returns the collectives of a rank that say something of clocks and have ended: their numbers,
 /// and their times. Kernels on GPUs have numbers, and a memory, of their own.
 fn ended(rank: &RankReport) -> impl Iterator<Item = (u64, Times)> {
-    let together = |of: Descriptor| of.kind().is_some_and(|kind| TOGETHER.contains(&kind));
     let times = |called_ns: u64, ended_ns: Option<u64>, error_ns: u64| {
         let [called_ns, ended_ns, error_ns] = [called_ns, ended_ns?, error_ns].map(|ns| ns as i64);
         Some(Times { called_ns, ended_ns, error_ns })
     };
     let is_on_host = move |_: &&_| rank.gpu.is_none();
     let operations = rank.operations.iter().filter(is_on_host);
-    let operations = operations.filter(|op| op.kind == Kind::Collective && op.bytes > 0);
-    let operations = operations.filter(move |op| together(op.descriptor));
+    let operations = operations.filter(|op| op.kind == Kind::Collective && waits(op.descriptor));
     let on_host = operations.map(move |op| (op.of_kind, times(op.called_ns, op.ended_ns, 0)));
-    let kernels = rank.kernels.iter().filter(move |run| together(run.descriptor));
+    let kernels = rank.kernels.iter().filter(|run| waits(run.descriptor));
     let on_gpu = kernels.filter_map(move |run| {
         Some((run.number?, times(run.begun_ns, run.ended_ns, rank.kernels_error_ns)))
     });
     on_host.chain(on_gpu).filter_map(|(number, times)| Some((number, times?)))
+}
+
+/// Returns whether every rank waits in a collective for every other one: it has elements. Those of a
+/// batch have in all.
+fn waits(of: Descriptor) -> bool {
+    let kind = match of.call() {
+        Some((kind, .., count)) => Some(kind).filter(|_| count > 0),
+        None => of.batched().map(|(kind, _)| kind),
+    };
+    kind.is_some_and(|kind| TOGETHER.contains(&kind))
 }
 
 /// Returns what collectives tell of the first host of each beside its other ones.

@@ -91,7 +91,8 @@ impl Words {
 }
 
 /// By how much the host's monotonic clock is ahead of a GPU's, as far as that can be told without a
-/// kernel that asks: a collective begins after its call, and what it tells is read later.
+/// kernel that asks: a collective begins after its call, by any time where the processor runs ahead
+/// of the GPU, and what it tells is read later, by up to [`LOOKS`].
 #[derive(Debug, Default)]
 pub struct GpuClock {
     least: Option<Bound>,
@@ -128,14 +129,28 @@ impl GpuClock {
         {
             self.least = Some(bound(least));
         }
-        // What was found last has drifted least.
-        let most = self.most.map_or(most, |known| known.relaxed(now_ns, 1));
-        let least = self.least.map(|known| known.relaxed(now_ns, -1).min(most));
-        let error_ns = least.map_or(u64::MAX, |least| most.abs_diff(least));
-        let error_ns = error_ns.min(LOOKS.as_nanos() as u64);
-        let calls_are_newer = |of_most: Bound| self.least.is_some_and(|l| l.at_ns >= of_most.at_ns);
-        let offset_ns = least.filter(|_| self.most.is_some_and(calls_are_newer)).unwrap_or(most);
-        (offset_ns, error_ns)
+        let latest_most = bound(most);
+        if self.gap_ns(now_ns).is_some_and(|gap_ns| gap_ns < 0) {
+            // The clocks have drifted by more than is usual: what was found last counts.
+            match self.least.zip(self.most).is_some_and(|(least, most)| least.at_ns >= most.at_ns) {
+                true => self.most = Some(latest_most),
+                false => self.least = None,
+            }
+        }
+        let most = self.most.unwrap_or(latest_most).relaxed(now_ns, 1);
+        let gap_ns = self.gap_ns(now_ns).and_then(|gap_ns| u64::try_from(gap_ns).ok());
+        let looks_ns = LOOKS.as_nanos() as u64;
+        match gap_ns.filter(|gap_ns| *gap_ns <= looks_ns) {
+            Some(gap_ns) => (most.saturating_sub_unsigned(gap_ns), gap_ns),
+            None => (most, looks_ns),
+        }
+    }
+
+    /// Returns by how much the difference of the clocks is uncertain, negative if what was found
+    /// contradicts itself; `None` if it has one bound only.
+    fn gap_ns(&self, now_ns: u64) -> Option<i64> {
+        let (least, most) = self.least.zip(self.most)?;
+        Some(most.relaxed(now_ns, 1).saturating_sub(least.relaxed(now_ns, -1)))
     }
 }
 
@@ -172,19 +187,32 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
+    /// The host's clock is 5 s ahead.
+    const AHEAD: u64 = 5 * SECOND;
+    const LOOKS_NS: u64 = LOOKS.as_nanos() as u64;
+
+    fn gpu(host_ns: u64) -> u64 {
+        host_ns - AHEAD
+    }
+
+    /// By how much a call was ahead of the beginning of its kernel, both by the host's clock.
+    fn ahead(called: u64, begun: u64) -> i64 {
+        called as i64 - gpu(begun) as i64
+    }
+
+    fn none() -> std::iter::Empty<i64> {
+        std::iter::empty()
+    }
+
     #[test]
     fn clocks_are_as_far_apart_as_calls_and_looks_allow() {
-        // The host's clock is 5 s ahead.
         let mut clock = GpuClock::default();
-        let gpu = |host_ns: u64| host_ns - 5 * SECOND;
-        let ahead = |called: u64, begun: u64| (called as i64) - gpu(begun) as i64;
-        // In a graph: 300 ms pass before somebody looks.
+        // In a graph: 15 ms pass before somebody looks.
         let now = 10 * SECOND;
-        let none = || std::iter::empty();
-        assert_eq!(clock.hear(now, gpu(now - 300_000_000), none()), (5_300_000_000, 20_000_000));
+        assert_eq!(clock.hear(now, gpu(now - 15_000_000), none()), (5_015_000_000, LOOKS_NS));
         // Later looks come sooner after the end.
         let now = 11 * SECOND;
-        assert_eq!(clock.hear(now, gpu(now - 40_000), none()), (5_000_040_000, 20_000_000));
+        assert_eq!(clock.hear(now, gpu(now - 40_000), none()), (5_000_040_000, LOOKS_NS));
         // A call after which the kernel began at once.
         let now = 12 * SECOND;
         let calls = [ahead(now - 90_000_000, now - 89_996_000), ahead(now - 80_000_000, now - 9)];
@@ -197,9 +225,37 @@ mod tests {
     }
 
     #[test]
-    fn calls_never_come_after_looks() {
+    fn a_processor_that_runs_ahead_of_the_gpu_does_not_set_the_clock() {
+        let mut clock = GpuClock::default();
+        for n in 0..600 {
+            let now = 10 * SECOND + n * 100_000_000;
+            // From 200 to 250 ms pass between call and kernel, and up to 20 ms until a look.
+            let (before, late) =
+                (200_000_000 + n * 7 % 50 * 1_000_000, 1000 + n * 13 % 20 * 1_000_000);
+            let calls = std::iter::once(ahead(now - late - before, now - late));
+            let (offset_ns, error_ns) = clock.hear(now, gpu(now - late), calls);
+            let wrong_ns = offset_ns.abs_diff(AHEAD as i64);
+            assert!(wrong_ns <= error_ns, "{n}: {wrong_ns} and {error_ns}");
+        }
+    }
+
+    #[test]
+    fn clocks_that_drift_more_than_is_usual_are_found_again() {
+        // By 200 parts per million, either way: a look at 1 ms, and a call at 4 µs.
+        for way in [-1, 1] {
+            let mut clock = GpuClock::default();
+            for n in 0..600u64 {
+                let now = 10 * SECOND + n * 100_000_000;
+                let drifted = way * (n * 20_000) as i64;
+                let told = gpu(now - 1_000_000).saturating_add_signed(-drifted);
+                let calls = std::iter::once(ahead(now - 1_004_000, now - 1_000_000) + drifted);
+                let (offset_ns, _) = clock.hear(now, told, calls);
+                let wrong_ns = offset_ns.abs_diff(AHEAD as i64 + drifted);
+                assert!(wrong_ns <= 2_000_000, "{way}, {n}: {wrong_ns}");
+            }
+        }
         let mut clock = GpuClock::default();
         let now = 10 * SECOND;
-        assert_eq!(clock.hear(now, now, [7].into_iter()), (0, 0));
+        assert_eq!(clock.hear(now, now, [7].into_iter()), (0, LOOKS_NS), "before its call");
     }
 }

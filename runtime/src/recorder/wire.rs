@@ -5,7 +5,7 @@ use super::read::{MAX_RANKS, Process, RankReport, plain};
 /// The most bytes of an answer.
 pub const MAX_BYTES: usize = 64 << 10;
 /// The numbers of operations of each rank of which one is tried after the other until all fits.
-const KEPT: [usize; 4] = [16, 4, 1, 0];
+const KEPT: [usize; 5] = [16, 8, 4, 1, 0];
 
 /// Returns what a process records, with as many of the latest operations, and of the ranks, as
 /// there is room for.
