@@ -80,7 +80,7 @@ fn outside() -> ! {
 /// Makes `calls` calls that end, says so, and comes to a standstill, in which the rank `victim` is
 /// at fault: it makes no further call (`skip`) or another one (`other`), it splits no communicator
 /// (`split`), its stream waits for something else (`stream`), it receives nothing of what it is
-/// sent (`message`), it works for 5 ms before each call (`sleep`), it goes on until it is stopped
+/// sent (`message`), it works for 20 ms before each call (`sleep`), it goes on until it is stopped
 /// (`stop`), killed (`kill`) or cut off (`cut`), or ranks use two communicators in different orders
 /// (`circle`), or the victim makes no call in a communicator of its own with the rank `root`
 /// (`pair`), or ranks send large messages to each other before they receive (`cross`).
@@ -133,7 +133,7 @@ pub fn play(
             }
         }
         ("sleep" | "stop" | "kill" | "cut", _) => {
-            let pause = (how == "sleep" && is_victim).then_some(Duration::from_millis(5));
+            let pause = (how == "sleep" && is_victim).then_some(Duration::from_millis(20));
             caller.go_on(comm, pause);
         }
         ("circle", _) => {

@@ -186,7 +186,10 @@ fn the_rank_at_fault_its_operation_and_the_reason_are_named() {
 
 #[test]
 fn survivors_name_the_rank_that_was_killed_the_operation_and_the_step() {
-    for (nranks, victim, calls) in [(2, 0, 3), (2, 1, 70), (2, 1, 0)] {
+    let mut random = Random(6);
+    let drawn = [(); 2].map(|()| (random.below(2) as u32, random.below(80) as u32));
+    for (victim, calls) in [(0, 3), (1, 70), (1, 0)].into_iter().chain(drawn) {
+        let nranks = 2;
         let standstill = Standstill { nranks, how: "kill", victim, calls, root: 0 };
         let (verdict, all) = standstill.play(Cause::Failed, &[1 - victim]);
         let lost = format!("lost rank {victim} at step ");
@@ -287,7 +290,12 @@ fn both_calls_are_named_where_a_rank_calls_something_else() {
         let (job, pids) = start(nranks, nranks, &arguments);
         let all: Vec<u32> = (0..nranks).collect();
         let failed = |verdict: &Verdict| verdict.cause == Cause::Failed;
-        let (verdict, _) = diagnose_within(&pids, Patience::default(), &all, failed);
+        let (verdict, all) = diagnose_within(&pids, Patience::default(), &all, failed);
+        let ranks = || all.iter().flat_map(|process| &process.ranks);
+        let called = ranks().filter_map(|rank| rank.operations.last()).map(|op| op.called_ns).max();
+        let found = ranks().filter_map(|rank| rank.failure.since_ns).min();
+        let (called, found) = (called.expect("they called"), found.expect("one has failed"));
+        assert!(found.saturating_sub(called) <= WITHIN.as_nanos() as u64, "{all:#?}");
         let other = format!("rank {victim} calls broadcast of 1000 × float, root 0");
         has(&verdict.text, &["differ", "calls all_reduce of 1000 × float, sum", &other]);
         end(job, nranks);

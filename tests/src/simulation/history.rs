@@ -68,6 +68,8 @@ pub struct Summary {
     pub writing: bool,
     /// Whether the ranks shared memory, and whether some did not.
     pub links: (bool, bool),
+    /// Of the first error of each rank: whether it names an operation, and whether a step of it.
+    pub places: Vec<(bool, bool)>,
     /// The algorithms that gave right results.
     pub algorithms: Vec<Algorithm>,
     /// Turns and virtual time: equal for equal seeds.
@@ -85,6 +87,8 @@ struct Player {
     life: Life,
     /// Under way, in the order of their calls.
     tasks: Vec<(usize, Task)>,
+    /// The operations that it has begun, by the numbers that its recorder gives them.
+    begun: Vec<usize>,
     next: usize,
     outcomes: Vec<Option<Result<()>>>,
     look_at: Instant,
@@ -176,6 +180,7 @@ impl Player {
         Self {
             life: Life::Runs,
             tasks: Vec::new(),
+            begun: Vec::new(),
             next: 0,
             outcomes: (0..operations).map(|_| None).collect(),
             look_at: now,
@@ -322,6 +327,7 @@ impl History {
             Some(work) => {
                 let task = Task::start(work, 0).expect("it starts");
                 self.players[rank].tasks.push((operation, task));
+                self.players[rank].begun.push(operation);
             }
             None => self.ended(rank, operation, Ok(())),
         }
@@ -352,12 +358,21 @@ impl History {
         self.players[rank].outcomes[operation] = Some(result);
     }
 
-    /// Returns whether a rank can be where an error says: in a collective, at a step of its
-    /// program, or after the last one.
+    /// Returns whether a rank can be where an error says: in an operation that it has begun and not
+    /// completed, of that number and name; in a collective at a step of its program, or after the
+    /// last one.
     fn is_place(&self, rank: usize, site: &Site) -> bool {
-        let Ok(step) = usize::try_from(site.step) else { return true };
-        let mut all = self.operations.iter().filter(|of| of.recorded.starts_with(site.operation));
-        all.any(|of| of.parts[rank].steps().is_some_and(|steps| step <= steps))
+        if site.operation.is_empty() {
+            return site.step < 0;
+        }
+        let Player { begun, outcomes, .. } = &self.players[rank];
+        let Some(&operation) = begun.get(site.op_seq as usize) else { return false };
+        let Operation { recorded, parts, .. } = &self.operations[operation];
+        let step = usize::try_from(site.step).ok();
+        let steps = parts[rank].steps();
+        recorded.starts_with(site.operation)
+            && !matches!(outcomes[operation], Some(Ok(())))
+            && step.is_none_or(|step| steps.is_some_and(|steps| step <= steps))
     }
 
     /// Whether an error says who is to blame.
@@ -548,6 +563,10 @@ impl History {
             Fault::Revoke(_) => "revoke",
             Fault::Deadline(_) => "deadline",
         };
+        let error = |p: &Player| {
+            let error = p.outcomes.iter().find_map(|o| o.as_ref()?.as_ref().err())?;
+            error.site().map(|site| (!site.operation.is_empty(), site.step >= 0))
+        };
         let hosts = &self.world.place.hosts;
         Summary {
             fault: name,
@@ -557,6 +576,7 @@ impl History {
                 hosts.iter().enumerate().any(|(i, h)| hosts[..i].contains(h)),
                 !self.world.place.direct(),
             ),
+            places: self.players.iter().filter_map(error).collect(),
             algorithms: right.filter_map(|i| self.operations[i].algorithm).collect(),
             trace: (self.turns, clock::now() - self.start),
         }
