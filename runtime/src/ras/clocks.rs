@@ -189,8 +189,8 @@ fn ended(rank: &RankReport) -> impl Iterator<Item = (u64, Times)> {
     on_host.chain(on_gpu).filter_map(|(number, times)| Some((number, times?)))
 }
 
-/// Returns whether every rank waits in a collective for every other one: it has elements. A batch is
-/// taken to have some.
+/// Returns whether every rank waits in a collective for every other one: it has elements. A batch
+/// is taken to have some.
 fn waits(of: Descriptor) -> bool {
     let kind = match of.call() {
         Some((kind, .., count)) => Some(kind).filter(|_| count > 0),
