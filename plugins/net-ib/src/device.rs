@@ -109,6 +109,12 @@ impl Device {
             let call = format!("port {port} of {}", adapter.name);
             Error::new(call, format!("it has no GID{}", which.unwrap_or_default()), HINT)
         })?;
+        if options.pkey_index >= attributes.pkey_tbl_len {
+            let call = format!("port {port} of {}", adapter.name);
+            let (index, most) = (options.pkey_index, attributes.pkey_tbl_len);
+            let cause = format!("NCCL_IB_PKEY={index}: it has {most} partition keys");
+            return Err(Error::new(call, cause, HINT));
+        }
         let adapter = adapter.clone();
         Ok(Some(Self { adapter, port, ethernet, attributes, gid, max_connections }))
     }

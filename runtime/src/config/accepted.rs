@@ -98,6 +98,7 @@ accepted! {
     Uint "NCCL_IB_ROCE_VERSION_NUM" = "2", PLUGIN, "Version of RoCE.";
     Uint "NCCL_IB_SL" = "0", PLUGIN, "Service level.";
     Uint "NCCL_IB_TC" = "0", PLUGIN, "Traffic class.";
+    Uint "NCCL_IB_PKEY" = "0", PLUGIN, "Place in the port's table of partition keys.";
     Uint "NCCL_IB_FIFO_TC" = "", RDMA, "Traffic class of control messages; default: that of data.";
     Bool "NCCL_IB_RETURN_ASYNC_EVENTS" = "1", RDMA, "Fatal events of adapters become errors.";
     Uint "NCCL_IB_AR_THRESHOLD" = "8192", RDMA, "Bytes above which data and notice are separate messages.";

@@ -292,6 +292,16 @@ mod tests {
     }
 
     #[test]
+    fn what_our_plugin_for_rdma_reads_is_known() {
+        let text = include_str!("../../../plugins/net-ib/src/options.rs");
+        let known: HashSet<&str> = variables().map(|row| row.name).collect();
+        let names = text.split('"').filter(|name| name.starts_with("NCCL_IB_"));
+        let names: HashSet<&str> = names.collect();
+        assert!(names.len() > 10);
+        assert_eq!(names.difference(&known).collect::<Vec<_>>(), Vec::<&&str>::new());
+    }
+
+    #[test]
     fn by_default_operations_wait_for_ever_and_the_making_of_communicators_a_minute() {
         let config = Config::from_lookup(|_| None);
         // 0 means no limit: a rank may compute for as long as it likes before it calls.
