@@ -112,7 +112,8 @@ impl Device {
         if options.pkey_index >= attributes.pkey_tbl_len {
             let call = format!("port {port} of {}", adapter.name);
             let (index, last) = (options.pkey_index, attributes.pkey_tbl_len.saturating_sub(1));
-            let cause = format!("NCCL_IB_PKEY={index}: its partition keys are at places 0 to {last}");
+            let cause =
+                format!("NCCL_IB_PKEY={index}: its partition keys are at places 0 to {last}");
             return Err(Error::new(call, cause, HINT));
         }
         let adapter = adapter.clone();
