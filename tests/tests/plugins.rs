@@ -432,17 +432,31 @@ fn environment_plugins_answer_for_every_variable() {
 }
 
 #[test]
-fn a_plugin_within_the_program_is_found() {
+fn plugins_within_the_program_are_found() {
     let include = format!("-I{MANIFEST}/../plugins/include");
-    let flags = [C11.1, &[include.as_str(), "-rdynamic"]].concat();
+    let others = ["tuner", "profiler"].map(|kind| format!("{MANIFEST}/capi/static_{kind}.c"));
+    let flags = [C11.1, &[include.as_str(), "-rdynamic", &others[0], &others[1]]].concat();
     let Some(program) = Program::build("static_plugin.c", (C11.0, &flags)) else { return };
     let job = Job::start(&program.path(), 2, Duration::from_secs(60), |_, command| {
         command
             .env("NCCL_NET_PLUGIN", "STATIC_PLUGIN")
+            .env("NCCL_TUNER_PLUGIN", "STATIC_PLUGIN")
+            .env("NCCL_PROFILER_PLUGIN", "STATIC_PLUGIN")
+            .env("NCCL_DEBUG", "INFO")
+            .env("NCCL_DEBUG_SUBSYS", "ALL")
             .env("NCCL_NET", "Fixture")
             .env("OXCCL_RANKS_PER_NODE", "1");
     });
-    job.expect_success();
+    for ended in job.wait() {
+        assert_eq!(ended.status, Some(0), "{}", ended.output);
+        for plugin in ["net", "tuner", "profiler"] {
+            let used = ended.output.lines().any(|line| {
+                line.contains(&format!("{plugin} plugin Fixture (the program, v"))
+                    && line.contains("is used")
+            });
+            assert!(used, "no {plugin}: {}", ended.output);
+        }
+    }
 }
 
 /// Ranks that wait long look at all peers; over a plugin they must not ask for messages that never
