@@ -291,7 +291,8 @@ static ncclResult_t test(void *request, int *done, int *size) {
   struct group *group = of->of;
   struct shared *shared = group->shared;
   int place = (int)(of->number % DEPTH);
-  if (is("never completes")) return ncclSuccess;
+  static int tests;
+  if (is("never completes") && is_late(&tests)) return ncclSuccess;
   for (int rank = 0; rank < group->nranks; rank++)
     if (__atomic_load_n(&shared->given[rank], __ATOMIC_ACQUIRE) <= of->number) return ncclSuccess;
   if (__atomic_load_n(&shared->taken[group->rank], __ATOMIC_ACQUIRE) != of->number)

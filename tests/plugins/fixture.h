@@ -16,6 +16,12 @@ static inline int is(const char *name) {
   return what && (!of || (own && !strcmp(of, own))) && !strcmp(what, name);
 }
 
+/* Counts a call; whether it comes after the first FIXTURE_AFTER. */
+static inline int is_late(int *calls) {
+  const char *after = getenv("FIXTURE_AFTER");
+  return __atomic_fetch_add(calls, 1, __ATOMIC_SEQ_CST) >= (after ? atoi(after) : 0);
+}
+
 /* What every function does first. */
 static inline ncclResult_t enter(const char *function) {
   static int calls;
@@ -24,8 +30,7 @@ static inline ncclResult_t enter(const char *function) {
   snprintf(hang, sizeof hang, "%s=hang", function);
   snprintf(end, sizeof end, "%s=exit", function);
   if (!is(error) && !is(hang) && !is(end)) return ncclSuccess;
-  const char *after = getenv("FIXTURE_AFTER");
-  if (__atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST) < (after ? atoi(after) : 0)) return ncclSuccess;
+  if (!is_late(&calls)) return ncclSuccess;
   while (is(hang)) pause();
   if (is(end)) _exit(9);
   return ncclSystemError;

@@ -561,7 +561,8 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
     count(REQUEST, -1);
     return ncclSuccess;
   }
-  if (is("never completes")) return ncclSuccess;
+  static int tests;
+  if (is("never completes") && is_late(&tests)) return ncclSuccess;
   if (is("strict") && of != &of->of->requests[of->of->tested % MOST]) return wrong("a test out of order");
   ncclResult_t moved = move(of->of);
   if (moved) return moved;

@@ -326,12 +326,16 @@ fn a_plugin_may_set_its_functions_and_its_name_when_it_begins() {
 #[test]
 fn what_never_completes_ends_with_the_limits() {
     let Some(plugin) = Plugin::net(7, &[]) else { return };
-    for (fault, limit, text) in [
-        ("never connects", ("OXCCL_INIT_TIMEOUT", "2s"), "net plugin Fixture ("),
-        ("never completes", ("OXCCL_INIT_TIMEOUT", "2s"), "net Fixture: "),
+    let init = [("OXCCL_INIT_TIMEOUT", "2s"), ("FIXTURE_AFTER", "0")];
+    // In the middle of operations only a limit of theirs ends them, as where a peer computes.
+    let running = [("OXCCL_TIMEOUT", "2s"), ("FIXTURE_AFTER", "300")];
+    for (fault, limits, body, text) in [
+        ("never connects", init, &["once"][..], "net plugin Fixture ("),
+        ("never completes", init, &["once"], "net Fixture: "),
+        ("never completes", running, &["sequence", "8", "60", "100000"], " 2000 ms"),
     ] {
         let start = Instant::now();
-        let ended = plugin.job(2, &["once"], &[("FIXTURE", fault), limit]);
+        let ended = plugin.job(2, body, &[&[("FIXTURE", fault)], &limits[..]].concat());
         assert!(start.elapsed() < Duration::from_secs(30), "{fault}: {:?}", start.elapsed());
         for ended in &ended {
             let output = &ended.output;
@@ -437,24 +441,18 @@ fn plugins_within_the_program_are_found() {
     let others = ["tuner", "profiler"].map(|kind| format!("{MANIFEST}/capi/static_{kind}.c"));
     let flags = [C11.1, &[include.as_str(), "-rdynamic", &others[0], &others[1]]].concat();
     let Some(program) = Program::build("static_plugin.c", (C11.0, &flags)) else { return };
+    let kinds = ["NET", "TUNER", "PROFILER"];
     let job = Job::start(&program.path(), 2, Duration::from_secs(60), |_, command| {
-        command
-            .env("NCCL_NET_PLUGIN", "STATIC_PLUGIN")
-            .env("NCCL_TUNER_PLUGIN", "STATIC_PLUGIN")
-            .env("NCCL_PROFILER_PLUGIN", "STATIC_PLUGIN")
-            .env("NCCL_DEBUG", "INFO")
-            .env("NCCL_DEBUG_SUBSYS", "ALL")
-            .env("NCCL_NET", "Fixture")
-            .env("OXCCL_RANKS_PER_NODE", "1");
+        command.envs(kinds.map(|kind| (format!("NCCL_{kind}_PLUGIN"), "STATIC_PLUGIN")));
+        command.envs([("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "ALL")]);
+        command.env("NCCL_NET", "Fixture").env("OXCCL_RANKS_PER_NODE", "1");
     });
     for ended in job.wait() {
         assert_eq!(ended.status, Some(0), "{}", ended.output);
-        for plugin in ["net", "tuner", "profiler"] {
-            let used = ended.output.lines().any(|line| {
-                line.contains(&format!("{plugin} plugin Fixture (the program, v"))
-                    && line.contains("is used")
-            });
-            assert!(used, "no {plugin}: {}", ended.output);
+        for kind in kinds.map(str::to_lowercase) {
+            let found = format!("{kind} plugin Fixture (the program, v");
+            let mut lines = ended.output.lines().filter(|line| line.contains(&found));
+            assert!(lines.any(|line| line.contains("is used")), "no {kind}: {}", ended.output);
         }
     }
 }
