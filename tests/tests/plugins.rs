@@ -400,42 +400,6 @@ fn an_abort_waits_a_second_at_most_for_a_function_that_does_not_return() {
 }
 
 #[test]
-fn environment_plugins_answer_for_every_variable() {
-    for version in [1, 2] {
-        let Some(plugin) = Plugin::compile("env", version, &[]) else { return };
-        let file = plugin.path();
-        let variables = [
-            ("NCCL_ENV_PLUGIN", file),
-            ("NCCL_SOCKET_IFNAME", "there-is-none"),
-            ("PLUGIN_NCCL_SOCKET_IFNAME", "lo"),
-            ("PLUGIN_NCCL_DEBUG", "INFO"),
-            ("PLUGIN_NCCL_DEBUG_SUBSYS", "ENV"),
-            ("PLUGIN_OXCCL_TIMEOUT", "7s"),
-        ];
-        let run = |fault: &str| {
-            let job = Job::start(Path::new(RANK), 1, Duration::from_secs(60), |_, command| {
-                command.arg("once").envs(variables).env("FIXTURE", fault);
-            });
-            job.wait().remove(0)
-        };
-        let ended = run("");
-        let output = &ended.output;
-        assert_eq!(ended.status, Some(0), "{output}");
-        let found = format!("found ncclEnvPlugin_v{version}");
-        let origin = format!("env plugin Fixture v{version}");
-        let told = ["NCCL_SOCKET_IFNAME=lo", "OXCCL_TIMEOUT=7s", "the plugin has ended"];
-        assert!(output.contains(&found) && output.contains(&origin), "{output}");
-        assert!(told.iter().all(|text| output.contains(text)), "{output}");
-        assert!(!output.contains("there-is-none"), "{output}");
-        assert_eq!(output.contains("it answers from version 2 on"), version == 2, "{output}");
-        // A plugin that cannot serve leaves the variables to the environment.
-        let ended = run("error");
-        let output = &ended.output;
-        assert!(output.contains("init of Fixture returned 2"), "{output}");
-    }
-}
-
-#[test]
 fn plugins_within_the_program_are_found() {
     let include = format!("-I{MANIFEST}/../plugins/include");
     let others = ["tuner", "profiler"].map(|kind| format!("{MANIFEST}/capi/static_{kind}.c"));

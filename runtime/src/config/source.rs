@@ -91,7 +91,6 @@ impl Sources {
             Self::new(std::env::vars_os(), secure, home.as_deref(), Path::new(SYSTEM_FILE));
         let variable = sources.lookup("NCCL_ENV_PLUGIN").map(|(name, _)| name);
         sources.plugin = env::plugin(variable.as_deref());
-        sources.warnings.append(&mut env::take_lines(true));
         sources
     }
 
@@ -146,8 +145,9 @@ impl Sources {
     }
 
     fn lookup(&self, name: &str) -> Option<(String, Origin)> {
-        if let Some(plugin) = self.plugin {
-            let value = plugin.get(name);
+        if let Some(plugin) = self.plugin
+            && let Ok(value) = plugin.get(name)
+        {
             // A plugin that was written for NCCL may not know this library's own variables.
             if value.is_some() || name.starts_with("NCCL_") {
                 return value.map(|value| (value, Origin::Plugin(plugin.label.as_str().into())));
@@ -171,7 +171,7 @@ impl Sources {
         for entry in entries.filter(|entry| !self.environment.contains_key(&entry.name)) {
             found.entry(&entry.name).or_insert(&entry.value);
         }
-        let found = found.into_iter().filter(|_| self.plugin.is_none());
+        let found = found.into_iter().filter(|_| !self.plugin.is_some_and(EnvPlugin::answers));
         found.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
@@ -197,6 +197,7 @@ impl Sources {
         config.report.warnings.extend(unknown);
         config.report.of_files = self.of_files();
         config.report.warnings.append(&mut self.warnings);
+        config.report.warnings.append(&mut env::take_lines(true));
         config.report.unreadable.append(&mut self.unreadable);
         config
     }
