@@ -1,4 +1,4 @@
-//! Generation of `docs/speed.svg` from the tables of the results.
+//! Generation of `docs/speed.svg` from the results.
 
 use plotters::prelude::*;
 use std::error::Error;
@@ -8,87 +8,103 @@ use std::path::Path;
 /// The file, from the root of the repository.
 pub const FILE: &str = "docs/speed.svg";
 
-/// A line of the picture: columns of a table in a file of results.
+/// A line of the picture.
 struct Line {
     name: &'static str,
+    /// The file of results.
     file: &'static str,
-    /// A heading above the table, and the beginning of the table's own first line.
-    below: &'static str,
-    table: &'static str,
-    /// The columns of the size, of the other library's time and of this one's.
-    columns: [usize; 3],
+    /// The column of this library's time in a table of the file; `None` for rows of `oxccl perf
+    /// --json`.
+    column: Option<usize>,
     colour: RGBColor,
 }
 
-const LINES: [Line; 4] = [
+/// What the table for host memory follows, and how it begins: sizes, and Open MPI's times.
+const TABLE: [&str; 2] = ["\n8 ranks\n", "| bytes |"];
+
+const LINES: [Line; 5] = [
     Line {
         name: "8 processes, ncclMemAlloc, beside Open MPI",
         file: "docs/results/host-2026-11-21.md",
-        below: "\n8 ranks\n",
-        table: "| bytes |",
-        columns: [0, 1, 3],
+        column: Some(3),
         colour: RGBColor(46, 139, 87),
     },
     Line {
         name: "8 processes, malloc, beside Open MPI",
         file: "docs/results/host-2026-11-21.md",
-        below: "\n8 ranks\n",
-        table: "| bytes |",
-        columns: [0, 1, 2],
+        column: Some(2),
         colour: RGBColor(199, 125, 10),
     },
     Line {
-        name: "2 GPUs, graphs, beside NCCL",
-        file: "docs/gpu-results.md",
-        below: "\n## Speed",
-        table: "| bytes | 2 GPUs",
-        columns: [0, 2, 1],
+        name: "2 GPUs, beside NCCL",
+        file: "docs/results/two-h100-stream-2026-11-27.json",
+        column: None,
         colour: RGBColor(27, 108, 168),
     },
     Line {
-        name: "2 GPUs, PyTorch's plain tensors, beside NCCL",
-        file: "docs/gpu-results.md",
-        below: "\n## Speed",
-        table: "| | bytes |",
-        columns: [1, 2, 3],
+        name: "4 GPUs, beside NCCL",
+        file: "docs/results/four-h100-stream-2026-11-27.json",
+        column: None,
         colour: RGBColor(209, 73, 91),
+    },
+    Line {
+        name: "4 GPUs, graphs, beside NCCL",
+        file: "docs/results/four-h100-graph-2026-11-27.json",
+        column: None,
+        colour: RGBColor(120, 94, 170),
     },
 ];
 
-/// Converts a size as the tables write it to bytes: `512`, `32 Ki`, `128 Mi`.
-fn bytes(text: &str) -> Option<f64> {
-    let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
-    let factor = match unit {
-        "" => 1.0,
-        "Ki" => 1024.0,
-        "Mi" => 1024.0 * 1024.0,
-        _ => return None,
+/// The largest size that is drawn.
+const MOST: f64 = (128 << 20) as f64;
+
+/// Sizes in bytes, and how many times as fast this library is.
+type Ratios = Vec<(f64, f64)>;
+
+/// Reads the ratios from a table, of which a column has this library's times.
+fn of_table(text: &str, column: usize) -> Option<Ratios> {
+    let [above, first] = TABLE;
+    let (_, rest) = text.split_once(above)?;
+    let rows = rest.lines().skip_while(|line| !line.starts_with(first)).skip(2);
+    let ratio = |row: &str| {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let number = |column: usize| cells.get(column)?.parse::<f64>().ok();
+        Some((number(0)?, number(1)? / number(column)?))
     };
-    number.parse::<f64>().ok().map(|number| number * factor)
+    rows.take_while(|line| line.starts_with('|')).map(ratio).collect()
+}
+
+/// Reads the ratios of all-reduces out of place from rows: of the least times, as others worked on
+/// the processors meanwhile.
+fn of_rows(text: &str) -> Option<Ratios> {
+    let document: serde_json::Value = serde_json::from_str(text).ok()?;
+    let rows = document["rows"].as_array()?.iter();
+    let mut rows = rows.filter(|row| row["collective"] == "all_reduce" && row["in_place"] == false);
+    let mut ratios = Vec::new();
+    // A row of the other library follows each of this one.
+    while let Some(ours) = rows.next() {
+        let theirs = rows.next().filter(|theirs| theirs["bytes"] == ours["bytes"])?;
+        if ours["lib"] != "oxccl" || theirs["lib"] == "oxccl" {
+            return None;
+        }
+        let time = |row: &serde_json::Value| row["time_us_min"].as_f64();
+        ratios.push((ours["bytes"].as_f64()?, time(theirs)? / time(ours)?));
+    }
+    Some(ratios)
 }
 
 impl Line {
     /// Returns the points of the line: the size, and how many times as fast this library is.
     fn points(&self, root: &Path) -> Result<Vec<(i32, i32)>, Box<dyn Error>> {
         let text = std::fs::read_to_string(root.join(self.file))?;
-        let missing = || format!("{}: no table {:?}", self.file, self.table);
-        let (_, rest) = text.split_once(self.below).ok_or_else(missing)?;
-        let rows = rest.lines().skip_while(|line| !line.starts_with(self.table)).skip(2);
-        let mut points = Vec::new();
-        for row in rows.take_while(|line| line.starts_with('|')) {
-            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-            // A table of several collectives has all-reduce first.
-            if self.columns[0] == 1 && !["", "all-reduce"].contains(&cells[0]) {
-                break;
-            }
-            let bad = || format!("{}: {row:?} has no numbers where they are expected", self.file);
-            let [size, theirs, ours] = self.columns.map(|column| cells.get(column).copied());
-            let size = size.and_then(bytes).ok_or_else(bad)?;
-            let time = |cell: Option<&str>| cell.and_then(|cell| cell.parse::<f64>().ok());
-            let (theirs, ours) = (time(theirs).ok_or_else(bad)?, time(ours).ok_or_else(bad)?);
-            points.push((place(size), place(theirs / ours)));
-        }
-        if points.is_empty() { Err(missing().into()) } else { Ok(points) }
+        let ratios = match self.column {
+            Some(column) => of_table(&text, column),
+            None => of_rows(&text),
+        };
+        let ratios = ratios.filter(|ratios| !ratios.is_empty());
+        let ratios = ratios.ok_or_else(|| format!("{}: no times where expected", self.file))?;
+        let drawn = ratios.into_iter().filter(|(bytes, _)| *bytes <= MOST);
+        Ok(drawn.map(|(bytes, ratio)| (place(bytes), place(ratio))).collect())
     }
 }
 
