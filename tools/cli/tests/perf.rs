@@ -59,7 +59,7 @@ fn without_arguments_there_is_help_and_typos_are_answered() {
 #[test]
 fn buffers_in_windows_are_measured_with_ranks_in_processes_and_threads() {
     for layout in [["--ranks", "2"], ["-t", "2"]] {
-        let sizes = ["-b", "8", "-e", "64K", "-f", "8192", "-n", "5", "-R", "2"];
+        let sizes = ["-b", "0", "-e", "64K", "-f", "8192", "-n", "5", "-R", "2"];
         let arguments = [&["perf", "all_gather"], &layout[..], &sizes[..]].concat();
         let (ok, out, err) = oxccl(&arguments);
         assert!(ok, "{out}{err}");
@@ -99,6 +99,7 @@ fn every_pair_is_measured_alone_for_a_table_and_a_picture() {
         let picture = std::fs::read_to_string(&svg).expect("a picture");
         assert!(picture.contains("bandwidth of 65536 bytes each way at once"), "{picture}");
         assert!(picture.matches("<rect").count() > 12, "{picture}");
+        assert!(picture.contains("sendrecv_pairs on 3 ranks, host"), "{picture}");
     }
     let (ok, _, err) = oxccl(&["perf", "--matrix", "--ranks", "1"]);
     assert!(!ok && err.contains("--matrix: there is one rank"), "{err}");
@@ -629,7 +630,6 @@ fn two_hosts_run_all_collectives_over_tcp() {
     check_table(&all_well(&run(&RANKS, command)), 22);
 }
 
-/// Starts ranks as `srun torchrun --nnodes 2 --nproc-per-node 2` does.
 /// Writes a program that runs a command as ssh does; the hosts are namespaces.
 fn stand_in(folder: &Private) -> String {
     let path = folder.0.join("ssh");

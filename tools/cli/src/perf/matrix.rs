@@ -4,6 +4,7 @@ use super::case::Case;
 use super::control::Control;
 use super::measure::{Player, Setting};
 use super::options::Kind;
+use super::plot::{self, Drawn, HEAD_HEIGHT};
 use super::report::{Report, Row};
 use crate::error::{Error, Result};
 use crate::given;
@@ -69,7 +70,8 @@ pub(super) fn measure(
         }
         if let Some(path) = &options.plot {
             let failed = |cause| Error::File { path: path.clone(), cause };
-            let svg = draw(&figures, nranks).map_err(|e| failed(e.to_string()))?;
+            let titles = plot::titles(report.head(), &figures[0].1);
+            let svg = draw(&titles, &figures, nranks).map_err(|e| failed(e.to_string()))?;
             std::fs::write(path, svg).map_err(|e| failed(e.to_string()))?;
             report.say(format_args!("# plot in {path}"));
         }
@@ -117,22 +119,23 @@ const MARGIN: i32 = 48;
 /// Pixels of a title, at least.
 const WIDTH: i32 = 400;
 
-/// Draws both tables side by side, the larger values darker.
-fn draw(
-    figures: &[(Figure, Vec<Row>)],
-    nranks: u32,
-) -> std::result::Result<String, Box<dyn std::error::Error>> {
+/// Draws both tables side by side, the larger values darker, below what they are of.
+fn draw(titles: &[String; 2], figures: &[(Figure, Vec<Row>)], nranks: u32) -> Drawn<String> {
     let (side, mut svg) = (nranks as i32 * FIELD, String::new());
     let width = side.max(WIDTH) + MARGIN;
     {
-        let size = (width as u32 * figures.len() as u32, (side + 2 * MARGIN) as u32);
-        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        root.fill(&WHITE)?;
+        let height = (side + 2 * MARGIN) as u32 + HEAD_HEIGHT;
+        let size = (width as u32 * figures.len() as u32, height);
+        let whole = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        whole.fill(&WHITE)?;
+        let (head, root) = whole.split_vertically(HEAD_HEIGHT);
+        plot::heading(&head, titles)?;
         for (i, (figure, rows)) in figures.iter().enumerate() {
             let left = i as i32 * width + MARGIN;
             let font = |size| ("sans-serif", size).into_font();
             let title = figure.title(rows.first().map_or(0, |row| row.bytes));
             root.draw(&Text::new(title, (left, 8), font(14)))?;
+            root.draw(&Text::new("rank", (left - 40, MARGIN - 18), font(13)))?;
             let values = || rows.iter().map(|row| figure.of(row));
             let (low, high) =
                 values().fold((f64::MAX, 0.0), |(l, h): (f64, f64), v| (l.min(v), h.max(v)));
@@ -154,7 +157,7 @@ fn draw(
                 }
             }
         }
-        root.present()?;
+        whole.present()?;
     }
     Ok(svg)
 }

@@ -166,9 +166,14 @@ fn measure_all(
         for &dtype in &options.dtypes {
             for &op in ops {
                 for &root in if rooted { &roots[..] } else { &roots[..1] } {
-                    for bytes in options.sizes() {
-                        let case = Case::new(kind, nranks, root, dtype, op, bytes);
-                        report.working(format!("{bytes} bytes"));
+                    let sizes = options.sizes().into_iter();
+                    let mut cases: Vec<Case> = sizes
+                        .map(|bytes| Case::new(kind, nranks, root, dtype, op, bytes))
+                        .collect();
+                    // Sizes are rounded to whole elements of all ranks.
+                    cases.dedup_by_key(|case| case.bytes);
+                    for case in cases {
+                        report.working(format!("{} bytes", case.bytes));
                         report.rows(setting.alternate(everyone, players, &case)?)?;
                     }
                 }

@@ -114,7 +114,7 @@ pub(crate) enum Wanted {
     Cuda,
 }
 
-/// Reads a number of bytes with an optional suffix K, M or G (powers of 1024).
+/// Reads a number of bytes with an optional suffix K, M, G or T (powers of 1024).
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let upper = text.trim().to_ascii_uppercase();
     let text = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
@@ -122,10 +122,14 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
         Some(b'K') => (&text[..text.len() - 1], 10),
         Some(b'M') => (&text[..text.len() - 1], 20),
         Some(b'G') => (&text[..text.len() - 1], 30),
+        Some(b'T') => (&text[..text.len() - 1], 40),
         _ => (text, 0),
     };
-    let number: f64 = digits.parse().map_err(|_| "a size like 8, 64K or 32M".to_owned())?;
-    Ok((number * f64::from(1u32 << shift)) as u64)
+    /// More than any machine has: what is to be added to it does not overflow.
+    const MOST: f64 = (1u64 << 50) as f64;
+    let bytes = digits.parse::<f64>().ok().map(|number| number * (1u64 << shift) as f64);
+    let bytes = bytes.filter(|bytes| (0.0..=MOST).contains(bytes));
+    bytes.map(|bytes| bytes as u64).ok_or_else(|| "a size like 8, 64K or 32M".to_owned())
 }
 
 fn dtypes(text: &str) -> Result<Vec<DataType>, String> {
@@ -286,7 +290,11 @@ impl Options {
         }
         let (least, most) = (self.min_bytes, self.max_bytes);
         if least <= most {
-            return Ok(());
+            let steps = self.step_bytes.map_or(0, |step| (most - least) / step);
+            return match steps {
+                0..=1_000_000 => Ok(()),
+                _ => Err(format!("-i: {steps} sizes; expected a million at most")),
+            };
         }
         Err(format!(
             "-b {least} is more than -e {most}: expected a smallest size up to the largest"
@@ -311,8 +319,8 @@ impl Options {
         while next <= self.max_bytes {
             sizes.push(next);
             next = match self.step_bytes {
-                Some(step) => next + step,
-                None => (next * self.step_factor).max(1),
+                Some(step) => next.saturating_add(step),
+                None => next.saturating_mul(self.step_factor).max(1),
             };
         }
         sizes
@@ -352,6 +360,9 @@ mod tests {
         assert_eq!(size("1K"), Ok(1024));
         assert_eq!(size("32M"), Ok(32 << 20));
         assert_eq!(size("0.5GiB"), Ok(1 << 29));
-        assert!(size("x").is_err());
+        assert_eq!(size("1T"), Ok(1 << 40));
+        for wrong in ["x", "-8", "nan", "inf", "1e30", "2000T", ""] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
     }
 }

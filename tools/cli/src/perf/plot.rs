@@ -7,11 +7,12 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+pub(super) type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const PANEL: (u32, u32) = (520, 440);
 const LEGEND_WIDTH: u32 = 180;
-const HEAD_HEIGHT: u32 = 56;
+/// Pixels of what [`heading`] writes.
+pub(super) const HEAD_HEIGHT: u32 = 56;
 const LINE_HEIGHT: i32 = 18;
 /// Colours that stay apart, also for most who see fewer of them (Tol's and Okabe and Ito's).
 const COLOURS: [RGBColor; 11] = [
@@ -76,7 +77,7 @@ pub(super) fn write(path: &str, head: &Head, rows: &[Row]) -> Result<()> {
 }
 
 /// Returns what was measured and where, and with what.
-fn titles(head: &Head, rows: &[Row]) -> [String; 2] {
+pub(super) fn titles(head: &Head, rows: &[Row]) -> [String; 2] {
     let Some(row) = rows.first() else { return Default::default() };
     let one = rows.iter().all(|other| other.collective == row.collective);
     let what = if one { row.collective } else { "all operations" };
@@ -119,9 +120,7 @@ fn draw(titles: &[String; 2], series: &[Series<'_>], panels: [Quantity; 2]) -> D
         let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         root.fill(&WHITE)?;
         let (head, body) = root.split_vertically(HEAD_HEIGHT);
-        let [title, second] = titles;
-        head.draw(&Text::new(title.as_str(), (12, 8), ("sans-serif", 18)))?;
-        head.draw(&Text::new(second.as_str(), (12, 32), ("sans-serif", 13)))?;
+        heading(&head, titles)?;
         let (left, rest) = body.split_horizontally(PANEL.0);
         let (right, beside) = rest.split_horizontally(PANEL.0);
         for (quantity, area) in panels.into_iter().zip([left, right]) {
@@ -131,6 +130,13 @@ fn draw(titles: &[String; 2], series: &[Series<'_>], panels: [Quantity; 2]) -> D
         root.present()?;
     }
     Ok(svg)
+}
+
+/// Writes the titles of a picture.
+pub(super) fn heading(area: &Area<'_>, [title, second]: &[String; 2]) -> Drawn<()> {
+    area.draw(&Text::new(title.as_str(), (12, 8), ("sans-serif", 18)))?;
+    area.draw(&Text::new(second.as_str(), (12, 32), ("sans-serif", 13)))?;
+    Ok(())
 }
 
 /// Returns the least and the greatest of the values, farther apart where they are one.

@@ -248,6 +248,11 @@ impl<'a> Report<'a> {
         self.progress = None;
     }
 
+    /// Returns what all rows have in common.
+    pub(super) fn head(&self) -> &Head {
+        &self.head
+    }
+
     /// Returns whether this rank prints.
     pub(super) fn is_leader(&self) -> bool {
         self.leader
