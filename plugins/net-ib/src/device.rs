@@ -109,7 +109,7 @@ impl Device {
             let call = format!("port {port} of {}", adapter.name);
             Error::new(call, format!("it has no GID{}", which.unwrap_or_default()), HINT)
         })?;
-        if options.pkey_index >= attributes.pkey_tbl_len {
+        if options.pkey_index > 0 && options.pkey_index >= attributes.pkey_tbl_len {
             let call = format!("port {port} of {}", adapter.name);
             let (index, last) = (options.pkey_index, attributes.pkey_tbl_len.saturating_sub(1));
             let cause =
