@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,16 @@ import (
 
 // UniqueID names a communicator that is to be made; copy it to all ranks, and keep it secret.
 type UniqueID [NcclUniqueIdBytes]byte
+
+// Format writes nothing of the secret, as logs are no place for it, but for the verbs x and X, which
+// ask for the bytes. Package fmt does not call it for fields that are not exported.
+func (id UniqueID) Format(state fmt.State, verb rune) {
+	if verb == 'x' || verb == 'X' {
+		fmt.Fprintf(state, fmt.FormatString(state, verb), id[:])
+		return
+	}
+	io.WriteString(state, "UniqueID(secret)")
+}
 
 // NewUniqueID makes an id, whose rendezvous waits in this process.
 func NewUniqueID() (id UniqueID, err error) {

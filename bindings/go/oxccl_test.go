@@ -2,6 +2,7 @@ package oxccl
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -304,6 +305,14 @@ func TestErrors(t *testing.T) {
 			expectError(t, err, InvalidArgument, "Grow: size"+told)
 			id, err := NewUniqueID()
 			ok(t, err)
+			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d"} {
+				if text := fmt.Sprintf(verb, id); text != "UniqueID(secret)" {
+					t.Error(verb, text)
+				}
+			}
+			if text := fmt.Sprintf("%x", id); text != hex.EncodeToString(id[:]) {
+				t.Error(text)
+			}
 			_, err = Init(background, wide, id, 0)
 			expectError(t, err, InvalidArgument, "Init: size"+told)
 			_, err = Init(background, 1, id, wide)

@@ -5,6 +5,7 @@ use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::group;
 use oxccl_runtime::op::Call;
 use oxccl_tests::job::Job;
+use oxccl_tests::network::apart;
 use oxccl_tests::sequence::{Player, Shape, play};
 use oxccl_tests::world::players;
 use std::path::Path;
@@ -122,6 +123,17 @@ fn every_algorithm_between_two_hosts_when_forced() {
 fn hosts_with_unequal_numbers_of_ranks() {
     processes(5, ["10", "1500", "1048576"], |_, command| {
         command.env("OXCCL_RANKS_PER_NODE", "3");
+    });
+}
+
+#[test]
+fn four_hosts_with_networks_of_their_own() {
+    apart("four_hosts_with_networks_of_their_own", 4, |network| {
+        let job = Job::start(Path::new(RANK), 8, Duration::from_secs(120), |rank, command| {
+            network.enter(command, rank / 2).args(["sequence", "11", "300", "262144"]);
+            command.env("NCCL_COMM_ID", format!("{}:4000", network.address(0)));
+        });
+        job.expect_success();
     });
 }
 

@@ -465,6 +465,9 @@ function UniqueId()
     return UniqueId(place[])
 end
 
+# Logs are no place for a secret.
+Base.show(io::IO, ::UniqueId) = print(io, "UniqueId(secret)")
+
 """
     Comm(; options...)
     Comm(size, id::UniqueId, rank; options...)

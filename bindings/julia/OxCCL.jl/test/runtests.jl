@@ -287,7 +287,9 @@ end
     end
     @test OxCCL.device_count(OxCCL.oxcclDeviceHost) >= 1
     on_device(OxCCL.oxcclDeviceHost, 3) do
-        alone = Comm(1, UniqueId(), 0)
+        id = UniqueId()
+        @test repr(id) == string(id) == "UniqueId(secret)"
+        alone = Comm(1, id, 0)
         @test OxCCL.device(alone) == 3 && OxCCL.device() == (OxCCL.oxcclDeviceHost, 3)
         close(alone)
     end
