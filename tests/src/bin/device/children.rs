@@ -1,10 +1,9 @@
 //! Communicators that come from others.
 
 use crate::failures::{abort_now, survive, told, total};
-use crate::rank::{Memory, Outcome, Rank, devices, ok, one, stream, sum, words};
+use crate::rank::{Memory, Outcome, Rank, ok, on_gpu, one, stream, sum, words};
 use oxccl::nccl::lifetime::{ncclCommResume, ncclCommSuspend};
 use oxccl::nccl::types::{NCCL_SHRINK_DEFAULT, NCCL_SUSPEND_MEM, ncclResult_t};
-use oxccl::oxccl::types::oxcclDeviceKind_t;
 
 const COUNT: usize = 20_000;
 const BYTES: usize = COUNT * 4;
@@ -94,7 +93,7 @@ pub(crate) fn one_after_the_other(ranks: &[Rank]) -> Outcome {
         others.iter().try_for_each(Rank::end_stream)?;
         kept.map_or(Ok(()), Rank::leave)?;
     }
-    let cuda = devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda;
+    let cuda = on_gpu();
     if cuda && rank.rank > 0 && again == 0 {
         return Err("no handle was given again: this test tests nothing here".to_owned());
     }

@@ -1,14 +1,13 @@
 //! What goes wrong is told, on all ranks and in time.
 
 use crate::rank::{
-    Call, Memory, Outcome, Rank, devices, group, last_error, ok, one, stream, sum, words,
+    Call, Memory, Outcome, Rank, group, last_error, ok, on_gpu, one, stream, sum, words,
 };
 use cudarc::driver::sys;
 use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::nccl::types::NCCL_SHRINK_ABORT;
 use oxccl::nccl::types::ncclResult_t;
 use oxccl::oxccl::launch::oxcclCommSetTimeout;
-use oxccl::oxccl::types::oxcclDeviceKind_t;
 use oxccl_plan::{Collective, DataType};
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
@@ -157,7 +156,7 @@ pub(crate) fn left_behind(ranks: &[Rank]) -> Outcome {
 /// The first one, of another kind, is under way already, so the communicator fails.
 pub(crate) fn half_a_group(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
-    if devices().0 != oxcclDeviceKind_t::oxcclDeviceCuda {
+    if !on_gpu() {
         return Ok(());
     }
     let memory = Memory::new(1 << 20)?;

@@ -1,7 +1,7 @@
 //! Captured operations.
 
 use crate::rank::{
-    Call, Memory, Outcome, Rank, Replay, choose, devices, group, last_error, ok, one, stream, sum,
+    Call, Memory, Outcome, Rank, Replay, choose, group, last_error, ok, on_gpu, one, stream, sum,
     synchronize, unique_id, words,
 };
 use cudarc::driver::sys;
@@ -11,7 +11,7 @@ use oxccl::oxccl::stream::oxcclStreamHostFunc;
 use oxccl::oxccl::types::oxcclCaptureMode_t::{
     self, oxcclCaptureGlobal, oxcclCaptureRelaxed, oxcclCaptureThreadLocal,
 };
-use oxccl::oxccl::types::{oxcclDeviceKind_t, oxcclStream_t};
+use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::ReduceOp;
 use std::ffi::c_void;
 use std::sync::{Barrier, Condvar, Mutex};
@@ -122,7 +122,7 @@ pub(crate) fn mixed(ranks: &[Rank]) -> Outcome {
 /// The same with memory of the graph between the calls: there no dependency can be taken away.
 pub(crate) fn allocating(ranks: &[Rank]) -> Outcome {
     beside_eager_calls(ranks, |stream| {
-        if devices().0 != oxcclDeviceKind_t::oxcclDeviceCuda {
+        if !on_gpu() {
             return Ok(());
         }
         let (mut at, stream) = (0, stream.cast());

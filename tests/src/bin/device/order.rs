@@ -3,7 +3,7 @@
 use crate::conformance::{self, Buffers, Case};
 use crate::messages::Mail;
 use crate::rank::{
-    Call, Memory, Outcome, Rank, Replay, group, ok, one, stream, sum, synchronize, words,
+    Call, Memory, Outcome, Rank, Replay, group, ok, on_gpu, one, stream, sum, synchronize, words,
 };
 use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureThreadLocal;
 use oxccl_plan::{Collective, DataType};
@@ -44,7 +44,12 @@ pub(crate) fn large(ranks: &[Rank]) -> Outcome {
 /// travel in chunks.
 pub(crate) fn many_rounds(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
-    let bytes = if rank.nranks == 2 { 9 << 20 } else { 1 << 20 };
+    let bytes = match rank.nranks {
+        2 if on_gpu() => 9 << 20,
+        _ if on_gpu() => 1 << 20,
+        // More than the slots of a link, too.
+        _ => 300 << 10,
+    };
     let mail = Mail::new(rank, vec![bytes + 3, 5, bytes, 70_000])?;
     let _kept = play_each(&conformance::many_rounds(rank.nranks, bytes), ranks)?;
     for round in 0..3 {

@@ -64,6 +64,11 @@ pub(crate) fn devices() -> (oxcclDeviceKind_t, i32) {
     (host, 1)
 }
 
+/// Returns whether the ranks are on GPUs.
+pub(crate) fn on_gpu() -> bool {
+    devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda
+}
+
 /// Chooses the device of a rank for the calling thread.
 pub(crate) fn choose(rank: i32) -> Outcome {
     let (kind, count) = devices();

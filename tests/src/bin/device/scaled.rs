@@ -1,7 +1,7 @@
 //! Sums of multiplied inputs.
 
 use crate::conformance::{Buffers, Case, Laid, Manner, play_one};
-use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok, one};
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok, on_gpu, one};
 use oxccl::nccl::redop::{ncclRedOpCreatePreMulSum, ncclRedOpDestroy};
 use oxccl::nccl::types::ncclRedOp_t;
 use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureThreadLocal;
@@ -59,8 +59,9 @@ impl<'a> Op<'a> {
 /// Every type and reduction, with scalars by value and in memory of the device.
 pub(crate) fn multiplied(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
-    let most = 300_000;
-    let beyond_rings = (9 << 20) + 4;
+    // Several slots of the links, and more than rings of GPUs carry.
+    let (most, beyond_rings) =
+        if on_gpu() { (300_000, (9 << 20) + 4) } else { (60_000, (1 << 20) + 4) };
     let buffers = Buffers::new((rank.nranks as usize * most * 8).max(beyond_rings) + 4096)?;
     let scalar = Memory::new(64)?;
     let mut seed = 0;

@@ -3,9 +3,8 @@
 
 use crate::failures::{abort_now, hear, survive, told, total};
 use crate::graphs::Held;
-use crate::rank::{Call, Memory, Outcome, Rank, Replay, devices, group, ok, one, sum};
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, group, ok, on_gpu, one, sum};
 use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureGlobal;
-use oxccl::oxccl::types::oxcclDeviceKind_t;
 use oxccl_plan::Collective;
 use oxccl_runtime::ras::job;
 use oxccl_runtime::ras::verdict::{Cause, Patience, Verdict, verdicts};
@@ -47,10 +46,6 @@ const ALL: [How; 7] = [
     How::DoesNotSplit,
     How::Stops,
 ];
-
-fn on_gpu() -> bool {
-    devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda
-}
 
 fn two_hosts() -> bool {
     std::env::var_os("OXCCL_RANKS_PER_NODE").is_some()
