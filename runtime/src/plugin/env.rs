@@ -38,7 +38,7 @@ const fn numbers(version: &str) -> [u8; 3] {
 type GetEnv = unsafe extern "C" fn(*const c_char) -> *const c_char;
 type Finalize = unsafe extern "C" fn() -> ncclResult_t;
 
-/// What the thread of a plugin is asked for, and where the answer goes.
+/// A question to the thread of a plugin, and where the answer goes.
 enum Question {
     /// The value of a variable.
     Get(CString, SyncSender<Option<String>>),
@@ -107,7 +107,7 @@ extern "C" fn finalize() {
     }
 }
 
-/// What the structure of a plugin holds.
+/// The content of a plugin's structure.
 struct Structure {
     name: String,
     version: u32,

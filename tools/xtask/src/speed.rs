@@ -19,7 +19,8 @@ struct Line {
     colour: RGBColor,
 }
 
-/// What the table for host memory follows, and how it begins: sizes, and Open MPI's times.
+/// The text before the table for host memory, and the beginning of the table, whose first columns
+/// are sizes and Open MPI's times.
 const TABLE: [&str; 2] = ["\n8 ranks\n", "| bytes |"];
 
 const LINES: [Line; 5] = [
