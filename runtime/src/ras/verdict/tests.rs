@@ -290,8 +290,17 @@ fn ranks_are_late_beside_those_of_other_hosts_if_their_clocks_can_be_compared() 
     let answer = |of: Process| wire::decode(&wire::encode(&of)).expect("a process");
     let mut asked = late(1, (5, "b", 3000), Some(1));
     asked.ranks[0].operations.truncate(38);
-    let all = [late(0, (0, "a", 0), Some(1)), answer(asked)];
-    assert_eq!(found(&all).iter().map(|of| &of.ranks[..]).collect::<Vec<_>>(), [[1]]);
+    // Where a process has many communicators, fewer, of which there are enough.
+    let mut busy = asked.clone();
+    let others = (100..112).map(|comm| RankReport { comm, ..busy.ranks[0].clone() });
+    let others: Vec<_> = others.collect();
+    busy.ranks.extend(others);
+    for (asked, kept) in [(asked, 16), (busy, 8)] {
+        let asked = answer(asked);
+        assert_eq!(asked.ranks[0].operations.len(), kept);
+        let all = [late(0, (0, "a", 0), Some(1)), asked];
+        assert_eq!(found(&all).iter().map(|of| &of.ranks[..]).collect::<Vec<_>>(), [[1]]);
+    }
     // All of a host are late, so that none of them is the last one.
     let on = |host: &'static str, late_ms: u64, first: u32| {
         (first..first + 3).map(move |rank| late(rank, (late_ms, host, 3000), Some(1)))
