@@ -40,7 +40,7 @@ fn environment_plugins_answer_for_every_variable() {
         assert_eq!(output.contains("it answers from version 2 on"), version == 2, "{output}");
         // A plugin that cannot serve leaves the variables to the environment.
         let faults = [
-            ("error", "init of Fixture returned 2"),
+            ("init=error", "init of Fixture returned 2"),
             ("init=hang", "init of Fixture has not returned for 10 s"),
             ("getEnv=hang", "has not returned for 10 s, asked for"),
         ];

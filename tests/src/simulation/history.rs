@@ -68,7 +68,7 @@ pub struct Summary {
     pub writing: bool,
     /// Whether the ranks shared memory, and whether some did not.
     pub links: (bool, bool),
-    /// Whether the first error of each rank names an operation, and whether a step of it.
+    /// The place in the first error of each rank: true if it has an operation, and a step of it.
     pub places: Vec<(bool, bool)>,
     /// The algorithms that gave right results.
     pub algorithms: Vec<Algorithm>,
