@@ -216,9 +216,18 @@ const SETTINGS: [(&str, &str, &str); 21] = [
     ("multiplied inputs", "OXCCL_DETERMINISTIC", "1"),
 ];
 
-fn set(test: &Test, hosts: u32, command: &mut Command) {
+/// Tells the ranks of a test that they are on two hosts.
+pub(crate) const TWO_HOSTS: &str = "OXCCL_TEST_TWO_HOSTS";
+
+/// Sets the variables of a test for a process of all ranks, or of one of them.
+fn set(test: &Test, hosts: u32, rank: Option<u32>, command: &mut Command) {
     if hosts > 1 {
-        command.env("OXCCL_RANKS_PER_NODE", (nranks() as u32).div_ceil(hosts).to_string());
+        let each = (nranks() as u32).div_ceil(hosts);
+        match rank {
+            Some(rank) => command.env("NCCL_HOSTID", format!("host {}", rank / each)),
+            None => command.env("OXCCL_RANKS_PER_NODE", each.to_string()),
+        };
+        command.env("NCCL_SOCKET_IFNAME", "lo").env(TWO_HOSTS, "1");
         // The fold in rank order is what the results are compared with.
         command.env("OXCCL_DETERMINISTIC", "1");
     }
@@ -294,9 +303,9 @@ fn run(test: &Test, layout: Layout, hosts: u32, nranks: i32) -> Outcome {
         return cut(test, &program, nranks as u32);
     }
     if layout == Layout::Processes {
-        let job = Job::start(&program, nranks as u32, LIMIT, |_, command| {
+        let job = Job::start(&program, nranks as u32, LIMIT, |rank, command| {
             command.arg("--rank").arg(test.name);
-            set(test, hosts, command);
+            set(test, hosts, Some(rank), command);
         });
         let ended = job.wait();
         let right = |rank: usize| match KILLED.contains(&test.name) && rank + 1 == nranks as usize {
@@ -307,7 +316,7 @@ fn run(test: &Test, layout: Layout, hosts: u32, nranks: i32) -> Outcome {
     }
     let mut command = Command::new(program);
     command.arg("--one").arg(test.name).arg(format!("{layout:?}")).stdout(Stdio::null());
-    set(test, hosts, &mut command);
+    set(test, hosts, None, &mut command);
     one_process(command)
 }
 

@@ -519,7 +519,33 @@ impl Replay {
             called.and(ended)?;
             ok(oxcclGraphInstantiate(&mut exec, graph))?;
         }
-        Ok(Self { graph, exec })
+        let replay = Self { graph, exec };
+        if on_gpu() { replay.expect_no_host_node().map(|()| replay) } else { Ok(replay) }
+    }
+
+    /// Fails if a replay would call a function of the host: the GPU would wait for a processor.
+    fn expect_no_host_node(&self) -> Outcome {
+        use sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST as HOST;
+        let graph = self.graph.cast();
+        let count = |nodes: &mut [sys::CUgraphNode]| {
+            let mut len = nodes.len();
+            let at = if nodes.is_empty() { null_mut() } else { nodes.as_mut_ptr() };
+            // SAFETY: a living graph, and room for as many nodes as are asked for.
+            let listed = unsafe { sys::cuGraphGetNodes(graph, at, &mut len) };
+            listed.result().map(|()| len).map_err(|e| e.to_string())
+        };
+        let mut nodes = vec![null_mut(); count(&mut [])?];
+        count(&mut nodes)?;
+        for node in nodes {
+            let mut kind = HOST;
+            // SAFETY: a node of the graph, and a place for its type.
+            let told = unsafe { sys::cuGraphNodeGetType(node, &mut kind) };
+            told.result().map_err(|e| e.to_string())?;
+            if kind == HOST {
+                return Err("the captured graph has a host node".to_owned());
+            }
+        }
+        Ok(())
     }
 
     /// Takes the buffers of another capture of the same calls.

@@ -1,6 +1,7 @@
 //! Jobs that stand still, looked at from outside as `oxccl ras` does: the rank at fault and the
 //! reason are named, whatever they are, and the job goes on once the reason is gone.
 
+use crate::TWO_HOSTS;
 use crate::failures::{abort_now, hear, survive, told, total};
 use crate::graphs::Held;
 use crate::rank::{Call, Memory, Outcome, Rank, Replay, group, ok, on_gpu, one, sum};
@@ -48,7 +49,7 @@ const ALL: [How; 7] = [
 ];
 
 fn two_hosts() -> bool {
-    std::env::var_os("OXCCL_RANKS_PER_NODE").is_some()
+    std::env::var_os(TWO_HOSTS).is_some()
 }
 
 /// Returns whether two ranks are on different hosts.
