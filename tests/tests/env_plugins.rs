@@ -3,13 +3,98 @@
 #[path = "common/plugin.rs"]
 mod plugin;
 
+use oxccl_runtime::config::{Kind, Variable, variables};
 use oxccl_tests::job::{Ended, Job};
 use plugin::{Plugin, RANK};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
+
+/// Runs a rank that prints the values of all variables, and where they come from.
+fn values(dress: impl Fn(&mut Command)) -> String {
+    let job = Job::start(Path::new(RANK), 1, Duration::from_secs(60), |_, command| {
+        dress(command.arg("variables"));
+    });
+    let Ended { status, output } = job.wait().remove(0);
+    assert_eq!(status, Some(0), "{output}");
+    output
+}
+
+/// Returns a value that a row of the table of variables takes.
+fn some_value(row: &Variable) -> &'static str {
+    match row.kind {
+        Kind::Bool => "1",
+        Kind::Int | Kind::Uint => "7",
+        Kind::Duration => "7s",
+        Kind::Text if row.default.is_empty() => "some text",
+        // Of some texts only a few can be read.
+        Kind::Text => row.default,
+    }
+}
 
 #[test]
 fn environment_plugins_answer_for_every_variable() {
+    for version in [1, 2] {
+        let Some(plugin) = Plugin::compile("env", version, &[]) else { return };
+        let output = values(|command| {
+            command.env("NCCL_ENV_PLUGIN", plugin.path());
+            for row in variables() {
+                command.env(format!("PLUGIN_{}", row.name), some_value(row));
+            }
+        });
+        for row in variables() {
+            let (name, value) = (row.name, some_value(row));
+            let line = format!("{name}={value} (env plugin Fixture v{version})\n");
+            assert!(output.contains(&line), "{line}{output}");
+        }
+    }
+}
+
+/// Lines for this host and others; a table that cannot be read is named with the line.
+#[test]
+fn our_table_has_values_by_host() {
+    let plugin = Plugin::own("liboxccl_env_table.so", "libnccl-env-oxccl-table.so");
+    let file = plugin.folder.join("hosts.env");
+    let variables = [
+        ("NCCL_ENV_PLUGIN", "oxccl-table"),
+        ("LD_LIBRARY_PATH", plugin.folder.to_str().expect("a plain path")),
+        ("NCCL_ENV_CONFIG_FILE", file.to_str().expect("a plain path")),
+        ("NCCL_SOCKET_IFNAME", "of-the-environment"),
+        ("NCCL_IB_HCA", "of-the-environment"),
+    ];
+    let run = |table: &str| {
+        std::fs::write(&file, table).expect("a table");
+        values(|command| {
+            command.envs(variables).env_remove("NCCL_HOSTID");
+        })
+    };
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let output = run(&format!(
+        "# For all, for this one, and for another one.\n* NCCL_SOCKET_IFNAME=eth0\n\
+         {host} NCCL_SOCKET_IFNAME=lo\n{host} OXCCL_TIMEOUT=7s\n\
+         {host}-too NCCL_SOCKET_IFNAME=eth1\n{host}-too NCCL_HOSTID=another\n"
+    ));
+    let told = [
+        "NCCL_SOCKET_IFNAME=lo (env plugin OxCCL-Table v2)",
+        "OXCCL_TIMEOUT=7s (env plugin OxCCL-Table v2)",
+        "NCCL_IB_HCA=of-the-environment (env plugin OxCCL-Table v2)",
+        "NCCL_HOSTID= (default)",
+    ];
+    assert!(told.iter().all(|text| output.contains(text)), "{output}");
+    // NCCL_ENV_CONFIG_FILE is known, too.
+    assert!(!output.contains("eth1") && !output.contains("is no variable"), "{output}");
+    let output = run(&format!("{host} NCCL_SOCKET_IFNAME=lo\n{host}-too NCCL_DEBUG\n"));
+    let line = format!("hosts.env: line 2 is \"{host}-too NCCL_DEBUG\"; expected HOSTS NAME=VALUE");
+    let told = [
+        line.as_str(),
+        "init of OxCCL-Table returned 5",
+        "NCCL_SOCKET_IFNAME=of-the-environment (environment)",
+    ];
+    assert!(told.iter().all(|text| output.contains(text)), "{output}");
+}
+
+#[test]
+fn what_environment_plugins_answer_counts_and_where_they_fail_the_environment() {
     for version in [1, 2] {
         let Some(plugin) = Plugin::compile("env", version, &[]) else { return };
         let file = plugin.path();

@@ -17,6 +17,7 @@ const FOREIGN: &[&str] = &[
     "NCCL_TESTS_",
     "NCCL_INSPECTOR_",
     "NCCL_TUNER_CONFIG_FILE",
+    "NCCL_ENV_CONFIG_FILE",
     "NCCL_PROFILE_",
     "NCCL_UCX_",
     "NCCL_SHARP_",

@@ -5,14 +5,14 @@
 //! in each process, `hosts THREADS` for one among as many hosts in a process, `split-with-dead` and
 //! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
 //! beside a rank that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end,
-//! `attended` to all-reduce until the input of rank 0 ends, `fork` to leave a child behind, or
-//! `loop` to all-reduce until something fails.
+//! `attended` to all-reduce until the input of rank 0 ends, `fork` to leave a child behind,
+//! `variables` to print the values of all variables, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::encryption::{self, Key};
 use oxccl_runtime::bootstrap::{self, launch};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
-use oxccl_runtime::config::Config;
+use oxccl_runtime::config::{Config, Setting};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::stream::Stream;
@@ -390,6 +390,16 @@ fn leave_a_child() -> Result<()> {
     comm.destroy()
 }
 
+/// Prints the values of all variables and where they come from, and the warnings.
+fn variables() -> Result<()> {
+    let report = &Config::get().report;
+    for Setting { variable, value, origin } in &report.settings {
+        println!("{}={value} ({origin})", variable.name);
+    }
+    report.warnings.iter().for_each(|warning| println!("{warning}"));
+    Ok(())
+}
+
 /// The variable with the key of encrypted connections.
 const KEY: &str = "OXCCL_TEST_KEY";
 
@@ -424,6 +434,7 @@ fn main() {
         }
         Some("fork") => leave_a_child(),
         Some("attended") => attended(),
+        Some("variables") => variables(),
         Some("loop") => {
             let bytes = arguments[1].parse().expect("a number");
             join().and_then(|comm| forever(&comm, bytes))

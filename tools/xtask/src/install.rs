@@ -159,8 +159,8 @@ fn strip(prefix: &Path, libdir: &str) -> Result<(), Error> {
 fn stage(root: &Path, options: &Options, prefix: &Path) -> Result<(), Error> {
     let built = build(root, &options.profile, options.glibc.as_deref())?;
     if let Some(wanted) = &options.glibc {
-        let Built { shared, net, tuner, profiler, command, .. } = &built;
-        let (major, minor) = glibc(&[shared, net, tuner, profiler, command].map(|f| &**f))?;
+        let Built { shared, net, tuner, profiler, env, command, .. } = &built;
+        let (major, minor) = glibc(&[shared, net, tuner, profiler, env, command].map(|f| &**f))?;
         if (major, minor) > version(wanted).unwrap_or_default() {
             return Err(Error::Glibc {
                 wanted: wanted.clone(),
@@ -176,6 +176,7 @@ fn stage(root: &Path, options: &Options, prefix: &Path) -> Result<(), Error> {
     copy(&built.net, &lib.join("libnccl-net-oxccl.so"))?;
     copy(&built.tuner, &lib.join("libnccl-tuner-oxccl-table.so"))?;
     copy(&built.profiler, &lib.join("libnccl-profiler-oxccl-trace.so"))?;
+    copy(&built.env, &lib.join("libnccl-env-oxccl-table.so"))?;
     if options.rdma {
         copy(&build_rdma(root, &options.profile)?, &lib.join("libnccl-net-oxccl-ib.so"))?;
     }
@@ -219,11 +220,12 @@ struct Built {
     net: PathBuf,
     tuner: PathBuf,
     profiler: PathBuf,
+    env: PathBuf,
     command: PathBuf,
 }
 
 fn build(root: &Path, profile: &str, glibc: Option<&str>) -> Result<Built, Error> {
-    let plugins = ["oxccl-net-tcp", "oxccl-tuner-table", "oxccl-profiler-trace"];
+    let plugins = ["oxccl-net-tcp", "oxccl-tuner-table", "oxccl-profiler-trace", "oxccl-env-table"];
     let packages = [&["oxccl-capi", "oxccl-cli"], &plugins[..]].concat();
     let mut arguments: Vec<&str> = packages.iter().flat_map(|name| ["--package", name]).collect();
     let target =
@@ -237,6 +239,7 @@ fn build(root: &Path, profile: &str, glibc: Option<&str>) -> Result<Built, Error
         net: find(&files, "liboxccl_net_tcp.so")?,
         tuner: find(&files, "liboxccl_tuner_table.so")?,
         profiler: find(&files, "liboxccl_profiler_trace.so")?,
+        env: find(&files, "liboxccl_env_table.so")?,
         command: find(&files, "oxccl")?,
     })
 }
