@@ -3,14 +3,15 @@
 //! Programs are a Kahn network: every counter and edge has one writer and waits are monotone. So
 //! the order in which ranks are stepped decides nothing, and one schedule finds every deadlock. The
 //! meaning of a value is left to a [`Values`]: symbols for the verifier, bytes for the reference
-//! interpreter. Vector clocks order accesses to memory that ranks share, and a clock per rank
-//! counts model time. State that outlives an operation (signals, stage slots, edges) is kept, so
-//! that sequences of operations are checked too.
+//! interpreter. Only ranks of one team reach each other's memory. Vector clocks order accesses to
+//! it, and a clock per rank counts model time. State that outlives an operation (signals, stage
+//! slots, edges) is kept, so that sequences of operations are checked too.
 
 use crate::cost::CostModel;
 use crate::generate::Plan;
 use crate::ir::{Buffer, From, Geometry, Op};
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use step::Step;
 
 mod exchange;
@@ -59,6 +60,8 @@ pub enum Fault {
     NotAcquired { rank: u32, step: usize },
     #[error("rank {rank} step {step} uses {what}, for which the layout has no room")]
     NoRoom { rank: u32, step: usize, what: String },
+    #[error("rank {rank} step {step} reaches for memory of rank {peer}, which is of another team")]
+    OutOfReach { rank: u32, step: usize, peer: u32 },
     #[error("rank {rank} signals {got} times in a window; the plan says {expected}")]
     SignalCount { rank: u32, got: u64, expected: u32 },
     #[error("rank {rank} step {step}: message of {got} parts where {expected} are awaited")]
@@ -192,14 +195,21 @@ pub struct Options<'a> {
     /// The costs with which times are computed, and the bytes of an element; `None` computes no
     /// times.
     pub costs: Option<(&'a CostModel, u64)>,
-    /// The number of ranks of a team, within which the near costs hold.
+    /// The number of ranks of a team, within which ranks reach each other's memory and the near
+    /// costs hold.
     pub team: u32,
 }
 
 impl Options<'_> {
+    /// Returns the ranks of the team of a rank.
+    fn team_of(&self, rank: u32) -> Range<u32> {
+        let first = rank - rank % self.team;
+        first..first + self.team
+    }
+
     /// Returns the costs between two ranks, and the bytes of an element.
     fn between(&self, one: u32, other: u32) -> Option<(CostModel, u64)> {
-        let near = one / self.team == other / self.team;
+        let near = self.team_of(one).contains(&other);
         self.costs.map(|(model, bytes)| (if near { model.near() } else { *model }, bytes))
     }
 }

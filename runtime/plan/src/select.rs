@@ -14,7 +14,7 @@ use std::fmt;
 /// The facts that all ranks know about the links between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Topology {
-    /// True if all ranks share memory.
+    /// True if all ranks share memory; they are one team then.
     pub direct: bool,
     /// The number of ranks of a team ([`Spec::team`]).
     pub team: u32,

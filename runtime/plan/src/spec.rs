@@ -52,8 +52,8 @@ pub struct Spec {
     pub nranks: u32,
     /// The root; 0 if the collective has none.
     pub root: u32,
-    /// The number of ranks of a *team*, neighbouring ranks of one host. It divides the number of
-    /// ranks.
+    /// The number of ranks of a *team*, neighbouring ranks of one host. They may reach each other's
+    /// memory; between teams there are edges alone. It divides the number of ranks.
     pub team: u32,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A plan is right if every output part is exactly the required contributions, if every wait has
 //! its signal and every message its receiver, if no stage slot or user buffer is written while a
-//! rank may still read it, and if nothing deadlocks with bounded slots. A plan of a canonical
-//! algorithm must fold each part of a reduction at once, in rank order.
+//! rank may still read it, if ranks of different teams meet on edges alone, and if nothing
+//! deadlocks with bounded slots. A plan of a canonical algorithm must fold each part of a reduction
+//! at once, in rank order.
 
 use crate::generate::Plan;
 use crate::ir::{Capacity, Geometry, Program, UserMemory};
@@ -152,7 +153,7 @@ pub fn verify_programs(
         && plan.spec.collective == crate::Collective::AllToAll;
     let variants = [vec![false; nranks], vec![true; nranks], mixed];
     for in_place in variants.iter().take(if in_place_excluded { 1 } else { 3 }) {
-        let mut machine = machine(plan.spec.nranks, conditions);
+        let mut machine = machine((plan.spec.nranks, plan.spec.team), conditions);
         // Two runs: the second one meets the state that the first one left.
         for _ in 0..2 {
             let work = Work::Collective { plan, programs, geometry, in_place };
@@ -163,9 +164,13 @@ pub fn verify_programs(
     Ok(())
 }
 
-/// Verifies a sequence of operations on one communicator.
-pub fn verify_sequence(nranks: u32, steps: &[Step], conditions: &Conditions) -> Result<(), Fault> {
-    let mut machine = machine(nranks, conditions);
+/// Verifies a sequence of operations on one communicator, whose ranks are in teams of `team`.
+pub fn verify_sequence(
+    (nranks, team): (u32, u32),
+    steps: &[Step],
+    conditions: &Conditions,
+) -> Result<(), Fault> {
+    let mut machine = machine((nranks, team), conditions);
     let in_place = vec![false; nranks as usize];
     for step in steps {
         match step {
@@ -185,9 +190,11 @@ pub fn verify_sequence(nranks: u32, steps: &[Step], conditions: &Conditions) -> 
     Ok(())
 }
 
-fn machine(nranks: u32, conditions: &Conditions) -> Machine<'static, Symbols> {
-    let (edge_slots, races) = (conditions.edge_slots, conditions.races);
-    Machine::new(nranks, Symbols::default(), Options { edge_slots, races, costs: None, team: 1 })
+fn machine(
+    (nranks, team): (u32, u32),
+    &Conditions { edge_slots, races, .. }: &Conditions,
+) -> Machine<'static, Symbols> {
+    Machine::new(nranks, Symbols::default(), Options { edge_slots, races, costs: None, team })
 }
 
 /// Compares the outputs with the result that the collective requires.

@@ -47,9 +47,9 @@ fn expected(spec: &Spec, inputs: &[Vec<u8>], op: ReduceOp, block_bytes: usize) -
 #[test]
 fn every_plan_computes_its_collective() {
     let room = Capacity { edge_slot_elems: 16, stage_slot_elems: 64, align_elems: 2 };
-    for (nranks, team) in
-        [(1, 1), (2, 1), (3, 1), (5, 1), (8, 1), (13, 1), (4, 2), (12, 4), (12, 3)]
-    {
+    let one_team = [1, 2, 3, 5, 8, 13].map(|nranks| (nranks, nranks));
+    let several = [(2, 1), (5, 1), (8, 1), (4, 2), (12, 4), (12, 3)];
+    for (nranks, team) in one_team.into_iter().chain(several) {
         for collective in Collective::ALL {
             let spec = Spec::new(collective, nranks, nranks / 2).in_teams(team);
             for plan in Plan::candidates(spec) {
@@ -120,28 +120,35 @@ fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
 }
 
 /// Ranks of one host in host memory.
-const DIRECT: Topology = Topology {
-    team: 1,
-    push: false,
-    remote_reads: false,
-    direct: true,
-    edges: true,
-    lines: false,
-    switch: false,
-    mapped_from_bytes: 0,
-    scratch: true,
-    packets: Packets::Lines { published_bytes: 16 << 10 },
-    engine_bytes: u64::MAX,
-    model: CostModel::SHARED_MEMORY,
-};
+const fn direct(nranks: u32) -> Topology {
+    Topology {
+        team: nranks,
+        push: false,
+        remote_reads: false,
+        direct: true,
+        edges: true,
+        lines: false,
+        switch: false,
+        mapped_from_bytes: 0,
+        scratch: true,
+        packets: Packets::Lines { published_bytes: 16 << 10 },
+        engine_bytes: u64::MAX,
+        model: CostModel::SHARED_MEMORY,
+    }
+}
+
+/// The same, where the system copies from the memory of other processes.
+const fn remote(nranks: u32) -> Topology {
+    Topology { remote_reads: true, ..direct(nranks) }
+}
+
 /// Ranks on hosts of their own.
 const NETWORK: Topology =
-    Topology { direct: false, model: CostModel::TCP, packets: Packets::Nowhere, ..DIRECT };
+    Topology { direct: false, model: CostModel::TCP, packets: Packets::Nowhere, ..direct(1) };
 
 #[test]
 fn explanations_have_the_times_by_which_plans_are_chosen() {
-    let remote = Topology { remote_reads: true, ..DIRECT };
-    for (topology, bytes) in [DIRECT, remote, NETWORK]
+    for (topology, bytes) in [direct(4), remote(4), NETWORK]
         .iter()
         .flat_map(|topology| [1, 1 << 10, 1 << 20, 1 << 30].map(|bytes| (topology, bytes)))
     {
@@ -180,39 +187,37 @@ fn explanations_have_the_times_by_which_plans_are_chosen() {
 
 #[test]
 fn the_choice_is_right_at_the_ends_and_explained() {
-    let (direct, network) = (DIRECT, NETWORK);
     let spec = Spec::new(Collective::AllReduce, 8, 0);
-    let small = select::choose(spec, 8, &direct, Policy::default()).unwrap();
+    let small = select::choose(spec, 8, &direct(8), Policy::default()).unwrap();
     assert_eq!((small.any_memory.plan.algorithm, small.mapped), (Algorithm::OneShot, None));
     assert_eq!(small.any_memory.carrier, Carrier::Packets);
-    let large = select::choose(spec, 64 << 20, &direct, Policy::default()).unwrap();
+    let large = select::choose(spec, 64 << 20, &direct(8), Policy::default()).unwrap();
     assert_eq!(large.any_memory.plan.layout.user_memory, UserMemory::Private);
     let mapped = large.mapped.map(|route| (route.plan.algorithm, route.carrier));
     assert_eq!(mapped, Some((Algorithm::TwoShotMapped, Carrier::InPlace)));
     for collective in Collective::ALL {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let choice =
-                select::choose(Spec::new(collective, 5, 2), bytes, &network, Policy::default())
+                select::choose(Spec::new(collective, 5, 2), bytes, &NETWORK, Policy::default())
                     .unwrap();
             assert!(choice.any_memory.plan.layout.stage_blocks == 0 && choice.mapped.is_none());
             assert_eq!(choice.any_memory.carrier, Carrier::Edges);
         }
     }
-    let remote = Topology { remote_reads: true, ..direct };
-    let read = select::choose(spec, 64 << 20, &remote, Policy::default()).unwrap();
+    let read = select::choose(spec, 64 << 20, &remote(8), Policy::default()).unwrap();
     assert_eq!(read.any_memory.plan.layout.user_memory, UserMemory::Read);
     assert_eq!(read.any_memory.carrier, Carrier::RemoteRead);
     for collective in Collective::ALL {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let spec = Spec::new(collective, 5, 2);
-            let choice = select::choose(spec, bytes, &remote, Policy::default()).unwrap();
+            let choice = select::choose(spec, bytes, &remote(5), Policy::default()).unwrap();
             let any = choice.any_memory.plan;
             assert_ne!(any.layout.user_memory, UserMemory::Written, "{any:?}");
         }
     }
-    let text = explain::table(spec, 64 << 20, &direct, Policy::default());
+    let text = explain::table(spec, 64 << 20, &direct(8), Policy::default());
     assert!(text.contains("two_shot_mapped") && text.contains("any memory:"), "{text}");
-    for topology in [&network, &direct, &remote] {
+    for topology in [&NETWORK, &direct(5), &remote(5)] {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let deterministic = Policy { deterministic: true, ..Policy::default() };
             for collective in Collective::ALL {
@@ -228,9 +233,10 @@ fn the_choice_is_right_at_the_ends_and_explained() {
                 assert!(canonical(choice.any_memory) && choice.mapped.is_none_or(canonical));
             }
             let ring = Policy { only: Some(Algorithm::Ring.into()), ..deterministic };
+            let spec = Spec::new(Collective::AllReduce, 5, 0);
             assert!(select::choose(spec, bytes, topology, ring).is_none());
         }
     }
     let forced = Policy { only: Some(Algorithm::OneShot.into()), ..Policy::default() };
-    assert!(select::choose(spec, 8, &network, forced).is_none());
+    assert!(select::choose(spec, 8, &NETWORK, forced).is_none());
 }

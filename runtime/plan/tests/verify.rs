@@ -6,7 +6,7 @@ use oxccl_plan::ir::{Capacity, UserMemory};
 use oxccl_plan::lines::{self, Phases};
 use oxccl_plan::machine::{Fault, Transfer};
 use oxccl_plan::verify::{Conditions, Step, verify, verify_programs, verify_sequence};
-use oxccl_plan::{Algorithm, Buffer, Collective, Op, Plan, Program, Slice, Spec};
+use oxccl_plan::{Algorithm, Buffer, Collective, Destination, Op, Plan, Program, Slice, Spec};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -25,6 +25,13 @@ fn specs(nranks: u32) -> Vec<Spec> {
 /// All sizes of teams in which these ranks may be.
 fn teams(nranks: u32) -> impl Iterator<Item = u32> {
     (1..=nranks).filter(move |team| nranks.is_multiple_of(*team))
+}
+
+/// The plans that there are between teams alone: on rails, or by a network that reduces. `spec` is
+/// that of one team.
+fn between_teams(spec: Spec, team: u32) -> impl Iterator<Item = Plan> {
+    let in_one_team = move |plan: &Plan| Plan::new(spec, plan.algorithm).is_some();
+    Plan::candidates(spec.in_teams(team)).filter(move |plan| !in_one_team(plan))
 }
 
 /// Verifies a plan for counts around the limits of parts and windows.
@@ -54,20 +61,20 @@ fn every_generator_for_1_to_16_ranks_all_roots_and_chunk_counts() {
 }
 
 #[test]
-fn every_plan_on_rails_for_2_to_8_teams_of_2_to_8_ranks() {
+fn every_plan_between_2_to_8_teams_of_1_to_8_ranks() {
     let mut verified = 0;
-    let shapes = (2..=8).flat_map(|team| (2..=8).map(move |teams| (team, teams * team)));
+    let shapes = (1..=8).flat_map(|team| (2..=8).map(move |teams| (team, teams * team)));
     for (team, nranks) in shapes.filter(|(_, nranks)| *nranks <= 32) {
         // Of many roots, the first and one in the midst.
         let roots = [0, nranks / 2 - 1];
-        for spec in specs(nranks).iter().filter(|s| nranks <= 9 || roots.contains(&s.root)) {
-            let flat = |plan: &Plan| Plan::new(spec.in_teams(1), plan.algorithm).is_some();
-            let plans = Plan::candidates(spec.in_teams(team)).filter(|plan| !flat(plan));
+        let specs = specs(nranks).into_iter();
+        for spec in specs.filter(|s| nranks <= 16 || roots.contains(&s.root)) {
+            let plans = between_teams(spec, team);
             verified += plans.map(|plan| verify_counts(&plan)).sum::<usize>();
         }
     }
     println!("{verified} plans verified");
-    assert!(verified > 2_000);
+    assert!(verified > 10_000);
 }
 
 #[test]
@@ -80,32 +87,24 @@ fn every_collective_has_a_plan_over_edges_alone() {
     }
 }
 
-/// Between teams there are edges alone: plans for them reach no memory of another rank.
+/// Between teams there are edges alone: of the plans for one team, those over edges serve there,
+/// and the verifier refuses the others.
 #[test]
-fn plans_over_edges_reach_no_memory_of_other_ranks() {
-    let is_own = |buffer| matches!(buffer, Buffer::Input | Buffer::Output | Buffer::Scratch);
-    let reaches = |op: &Op| match op {
-        Op::Copy { src, dst } => ![src, dst].iter().all(|slice| is_own(slice.buffer)),
-        Op::Send { src, .. } => !is_own(src.buffer),
-        Op::Recv { dst, .. } => !is_own(dst.buffer),
-        Op::RecvReduce { local, dst, .. } => ![local, dst].iter().all(|s| is_own(s.buffer)),
-        Op::Fold { src, own, dst, .. } => ![src, own, dst].iter().all(|s| is_own(s.buffer)),
-        _ => true,
-    };
-    let (mut over_edges, mut others) = (0, 0);
-    for (nranks, team) in (2..=12).flat_map(|n| teams(n).map(move |team| (n, team))) {
-        for plan in specs(nranks).into_iter().flat_map(|s| Plan::candidates(s.in_teams(team))) {
-            let reaches = (0..nranks).any(|rank| plan.program(rank).ops.iter().any(reaches));
-            match plan.algorithm.generator().needs {
-                Needs::Edges | Needs::Switch => {
-                    assert!(!reaches, "{plan:?}");
-                    over_edges += 1;
-                }
-                _ => others += usize::from(reaches),
+fn the_plans_that_stay_within_reach_are_those_that_serve_between_teams() {
+    let (mut over_edges, mut direct) = (0, 0);
+    let shapes = (2..=12).flat_map(|n| teams(n).map(move |team| (n, team)));
+    for (nranks, team) in shapes.filter(|(nranks, team)| team < nranks) {
+        for plan in specs(nranks).into_iter().flat_map(Plan::candidates) {
+            let spec = plan.spec.in_teams(team);
+            let serves = Plan::new(spec, plan.algorithm).is_some();
+            match verify(&Plan { spec, ..plan }, 1, &Conditions::tight(SLOT, nranks)) {
+                Ok(()) if serves => over_edges += 1,
+                Err(Fault::OutOfReach { .. }) if !serves => direct += 1,
+                verdict => panic!("{plan:?} in teams of {team}: {serves} {verdict:?}"),
             }
         }
     }
-    assert!(over_edges > 1_000 && others > 1_000, "{over_edges} {others}");
+    assert!(over_edges > 1_000 && direct > 1_000, "{over_edges} {direct}");
 }
 
 proptest! {
@@ -125,8 +124,8 @@ proptest! {
         let nranks = if collective == Collective::AllToAll { nranks % 200 + 2 } else { nranks };
         let spec = Spec::new(collective, nranks, root % nranks);
         let sizes: Vec<_> = teams(nranks).collect();
-        let spec = spec.in_teams(sizes[count as usize % sizes.len()]);
-        for plan in Plan::candidates(spec) {
+        let between = between_teams(spec, sizes[count as usize % sizes.len()]);
+        for plan in Plan::candidates(spec).chain(between) {
             let room = Capacity {
                 edge_slot_elems: u64::from(nranks) * 4,
                 stage_slot_elems: u64::from(nranks) * 4,
@@ -163,7 +162,7 @@ proptest! {
         }
         let conditions = Conditions::tight(SLOT, nranks);
         let steps = [Step::Exchange(transfers.clone()), Step::Exchange(transfers)];
-        prop_assert_eq!(verify_sequence(nranks, &steps, &conditions), Ok(()));
+        prop_assert_eq!(verify_sequence((nranks, nranks), &steps, &conditions), Ok(()));
     }
 }
 
@@ -181,11 +180,10 @@ impl Random {
 }
 
 /// One operation class per generator and collective, and send/recv among a subset.
-fn classes(nranks: u32) -> Vec<Box<dyn Fn() -> Step>> {
+fn classes(nranks: u32, team: u32) -> Vec<Box<dyn Fn() -> Step>> {
     let mut classes: Vec<Box<dyn Fn() -> Step>> = Vec::new();
     for collective in Collective::ALL {
-        let spec = Spec::new(collective, nranks, nranks - 1);
-        // What plans on rails leave behind is what others over edges do.
+        let spec = Spec::new(collective, nranks, nranks - 1).in_teams(team);
         for plan in Plan::candidates(spec) {
             // Three windows: both stage slots are used and one again.
             let count = 2 * SLOT * u64::from(plan.layout.parts) + 1;
@@ -207,14 +205,15 @@ fn classes(nranks: u32) -> Vec<Box<dyn Fn() -> Step>> {
 fn all_triples_of_operation_classes() {
     let mut verified = 0;
     for nranks in 2..=5 {
-        let classes = classes(nranks);
+        let classes = classes(nranks, nranks);
         let conditions = Conditions::tight(SLOT, nranks);
         for a in &classes {
             for b in &classes {
                 for c in &classes {
                     // A fourth operation finds what the third left behind.
                     let steps = [a(), b(), c(), a()];
-                    verify_sequence(nranks, &steps, &conditions).expect("a sequence is right");
+                    verify_sequence((nranks, nranks), &steps, &conditions)
+                        .expect("a sequence is right");
                     verified += 1;
                 }
             }
@@ -222,6 +221,26 @@ fn all_triples_of_operation_classes() {
     }
     println!("{verified} sequences verified");
     assert!(verified > 50_000);
+}
+
+/// Between teams pairs are enough: edges are empty after each operation, and there are no stages,
+/// whose slots are used in turn.
+#[test]
+fn all_pairs_of_operation_classes_between_teams() {
+    let mut verified = 0;
+    for (nranks, team) in [(4, 1), (4, 2), (6, 2), (6, 3)] {
+        let classes = classes(nranks, team);
+        let conditions = Conditions::tight(SLOT, nranks);
+        for a in &classes {
+            for b in &classes {
+                let steps = [a(), b(), a()];
+                verify_sequence((nranks, team), &steps, &conditions).expect("a sequence is right");
+                verified += 1;
+            }
+        }
+    }
+    println!("{verified} sequences verified");
+    assert!(verified > 3_000);
 }
 
 fn broken(plan: &Plan, change: impl FnOnce(&mut Vec<Program>)) -> Fault {
@@ -334,10 +353,41 @@ fn early_reuse_of_a_slot_is_named() {
         let into = |op: &&mut Op| matches!(op, Op::Reduce { .. });
         let op = programs[1].ops.iter_mut().find(into).expect("it reduces");
         if let Op::Reduce { dst, .. } = op {
-            *dst = oxccl_plan::Destination::Own(Slice::part(Buffer::Stage, 0, 2));
+            *dst = Destination::Own(Slice::part(Buffer::Stage, 0, 2));
         }
     });
     assert!(matches!(fault, Fault::Race { .. }), "{fault}");
+}
+
+#[test]
+fn an_access_to_memory_of_another_team_is_named() {
+    let spec = Spec::new(Collective::Gather, 4, 0).in_teams(2);
+    let plan = Plan::new(spec, Algorithm::Pairwise).expect("it serves");
+    // In place of its first receive, the root does something else.
+    let fault = |op| broken(&plan, |programs| programs[0].ops[1] = op);
+    let (src, output) = (Slice::block(Buffer::Input, 0), |b| Slice::block(Buffer::Output, b));
+    let accesses = |peer| {
+        [
+            Op::Get { peer, src, dst: output(peer) },
+            Op::Put { peer, src, dst: Slice::block(Buffer::Inbox, 0) },
+            Op::Wait { from: oxccl_plan::From::One(peer), signal: 1 },
+        ]
+    };
+    let reduce = |dst| Op::Reduce { src, own: src, dst, finish: true };
+    let of_all = [
+        Op::Signal,
+        Op::Wait { from: oxccl_plan::From::All, signal: 1 },
+        Op::Acquire,
+        reduce(Destination::Own(output(0))),
+    ];
+    for op in accesses(2).into_iter().chain(of_all) {
+        assert_eq!(fault(op), Fault::OutOfReach { rank: 0, step: 1, peer: 2 }, "{op:?}");
+    }
+    // The same within the team is wrong for other reasons.
+    for op in accesses(1) {
+        let fault = fault(op);
+        assert!(!matches!(fault, Fault::OutOfReach { .. }), "{op:?}: {fault}");
+    }
 }
 
 #[test]

@@ -88,6 +88,16 @@ pub enum Needs {
     Switch,
 }
 
+impl Needs {
+    /// Returns whether ranks reach each other's memory.
+    pub const fn direct(self) -> bool {
+        match self {
+            Needs::Stage | Needs::Inbox | Needs::UserMemory => true,
+            Needs::Nothing | Needs::Edges | Needs::Switch => false,
+        }
+    }
+}
+
 /// A row of the table of algorithms.
 pub struct Generator {
     /// The algorithm.
@@ -101,7 +111,8 @@ pub struct Generator {
     /// enforces this.
     pub canonical: bool,
     /// Returns the facts that all programs of the plan share; `None` if the algorithm does not
-    /// serve the specification.
+    /// serve the specification. Algorithms by which ranks reach each other's memory are asked for
+    /// one team only ([`Plan::new`]).
     pub layout: fn(&Spec) -> Option<Layout>,
     /// Returns the operations of a rank.
     pub ops: fn(&Spec, u32) -> Vec<Op>,
@@ -162,7 +173,12 @@ impl Plan {
     /// Returns the plan of an algorithm, or `None` if the algorithm does not serve the
     /// specification.
     pub fn new(spec: Spec, algorithm: Algorithm) -> Option<Self> {
-        let layout = (algorithm.generator().layout)(&spec)?;
+        let generator = algorithm.generator();
+        // Between teams there are edges alone.
+        if generator.needs.direct() && spec.team < spec.nranks {
+            return None;
+        }
+        let layout = (generator.layout)(&spec)?;
         Some(Self { spec, algorithm, layout })
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Access, Fault, Machine, Running, Values};
 use crate::ir::{Buffer, Destination, From, Op, Order, Slice, UserMemory, inbox_place};
+use std::ops::Range;
 
 /// One operation being executed.
 pub(super) struct Step<'m, 'r, 'a, 'b, V: Values> {
@@ -49,6 +50,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
             }
             Op::Acquire => return self.acquire(),
             Op::Signal => {
+                self.reach(0..self.run.plan.spec.nranks)?;
                 self.machine.spend(rank, |m, _| m.signal_us);
                 let state = &mut self.machine.ranks[rank as usize];
                 state.phase += 1;
@@ -57,7 +59,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
             Op::Wait { from, signal } => {
                 let signals = u64::from(self.run.plan.layout.signals);
                 let target = self.run.phase_base + self.window * signals + u64::from(signal);
-                return Ok(self.wait(from, target));
+                return self.wait(from, target);
             }
             Op::Get { peer, src, dst } => {
                 let values = self.load(peer, src)?;
@@ -196,7 +198,17 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         Ok(Some(message.values))
     }
 
+    /// Fails if one of these ranks is of another team than this one.
+    fn reach(&self, mut peers: Range<u32>) -> Result<(), Fault> {
+        let team = self.machine.options.team_of(self.rank);
+        match peers.find(|peer| !team.contains(peer)) {
+            None => Ok(()),
+            Some(peer) => Err(Fault::OutOfReach { rank: self.rank, step: self.step, peer }),
+        }
+    }
+
     fn load(&mut self, owner: u32, slice: Slice) -> Result<Vec<V::Value>, Fault> {
+        self.reach(owner..owner + 1)?;
         let mut values = Vec::new();
         for part in self.parts(slice) {
             values.push(if let Some(cell) = self.slot_cell(owner, slice, part)? {
@@ -263,6 +275,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
     }
 
     fn store(&mut self, owner: u32, slice: Slice, values: Vec<V::Value>) -> Result<(), Fault> {
+        self.reach(owner..owner + 1)?;
         for (part, value) in self.parts(slice).zip(values) {
             if let Some(cell) = self.slot_cell(owner, slice, part)? {
                 self.store_stage(owner, cell, value)?;
@@ -321,22 +334,23 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
     fn acquire(&mut self) -> Result<bool, Fault> {
         let (index, generation) = self.generation();
         let rank = self.rank as usize;
-        if !self.wait(From::All, self.machine.ranks[rank].slot_need[index]) {
+        if !self.wait(From::All, self.machine.ranks[rank].slot_need[index])? {
             return Ok(false);
         }
         self.machine.ranks[rank].acquired[index] = generation;
         Ok(true)
     }
 
-    fn wait(&mut self, from: From, target: u64) -> bool {
+    fn wait(&mut self, from: From, target: u64) -> Result<bool, Fault> {
         let rank = self.rank;
         let peers = match from {
             From::All => 0..self.run.plan.spec.nranks,
             From::One(peer) => peer..peer + 1,
         };
+        self.reach(peers.clone())?;
         let behind = |p: u32| p != rank && self.machine.ranks[p as usize].phase < target;
         if peers.clone().any(behind) {
-            return false;
+            return Ok(false);
         }
         for peer in peers.filter(|&p| p != rank) {
             let (clock, time) = self.machine.ranks[peer as usize].signals[target as usize].clone();
@@ -346,6 +360,6 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
                 *now = now.max(time + model.latency_us) + model.poll_us;
             }
         }
-        true
+        Ok(true)
     }
 }
