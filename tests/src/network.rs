@@ -29,7 +29,7 @@ fn unshare(flags: UnshareFlags) -> Result<(), String> {
 }
 
 /// Runs `ip` with some arguments.
-fn ip(arguments: &str) -> Result<(), String> {
+pub(crate) fn ip(arguments: &str) -> Result<(), String> {
     run(Command::new("ip").args(arguments.split(' ')), arguments)
 }
 
@@ -120,6 +120,17 @@ fn space() -> Result<File, String> {
     std::thread::spawn(make).join().map_err(|_| "no namespace".to_owned())?
 }
 
+/// Returns how many segments were sent again in the namespace of this thread.
+fn sent_again() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/snmp").expect("the counters");
+    // A line of names, and one of numbers.
+    let mut lines = text.lines().filter(|line| line.starts_with("Tcp:"));
+    let (names, numbers) = lines.next().zip(lines.next()).expect("those of TCP");
+    let mut all = names.split(' ').zip(numbers.split(' '));
+    let number = all.find(|(name, _)| *name == "RetransSegs").map(|(_, number)| number.parse());
+    number.expect("the counter").expect("a number")
+}
+
 impl Network {
     /// Makes the calling thread's namespace, and what it starts, a router with so many hosts behind
     /// it.
@@ -150,6 +161,29 @@ impl Network {
             run(self.enter(&mut command, host), &arguments)?;
         }
         Ok(())
+    }
+
+    /// Returns the number of hosts.
+    pub fn hosts(&self) -> u32 {
+        self.hosts.len() as u32
+    }
+
+    /// Runs a function on a host, in a thread of its own.
+    pub fn on<T: Send>(&self, host: u32, run: impl FnOnce() -> T + Send) -> T {
+        let space = &self.hosts[host as usize];
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("its namespace may be entered");
+                run()
+            });
+            thread.join().expect("no panic")
+        })
+    }
+
+    /// Returns how many segments the hosts had to send again.
+    pub fn sent_again(&self) -> u64 {
+        (0..self.hosts()).map(|host| self.on(host, sent_again)).sum()
     }
 
     /// Returns the path of a host's namespace.

@@ -575,6 +575,25 @@ mod tests {
         assert!(error.to_string().contains("reset"), "{error}");
     }
 
+    /// The end of a connection with unread data is a reset, too.
+    #[test]
+    fn a_reset_is_an_error_of_who_sends() {
+        static MESSAGE: [u8; 8] = [1; 8];
+        let (mut sender, receiver) = pair(true);
+        // SAFETY: the message stays for ever.
+        let mut send = || unsafe { sender.isend(MESSAGE.as_ptr(), 8, 0, Region::default()) };
+        send().unwrap();
+        drop(receiver);
+        let until = Instant::now() + Duration::from_secs(30);
+        let error = loop {
+            match send() {
+                Err(error) => break error,
+                Ok(_) => assert!(Instant::now() < until),
+            }
+        };
+        assert!(error.to_string().contains("Connection reset"), "{error}");
+    }
+
     #[test]
     fn whoever_listens_later_is_found_and_a_bad_address_is_refused() {
         let net = Tcp::at("127.0.0.1:0".parse().unwrap());
