@@ -1,6 +1,7 @@
 /* A network that reduces, for processes of one machine, in the version VERSION: a file that all
- * ranks of a group map. It checks how it is used. FIXTURE_REPORT is a file to which the number of
- * reductions, and what is left at the end, are appended. */
+ * ranks of a group map. It checks how it is used. FIXTURE=null region gives no handles of memory, null
+ * request takes no reduction after the first FIXTURE_AFTER. FIXTURE_REPORT is a file to which the number
+ * of reductions, and what is left at the end, are appended. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -185,6 +186,7 @@ static ncclResult_t reduceSupport(ncclDataType_t type, ncclRedOp_t op, int *supp
 static ncclResult_t regMr(void *comm, void *data, size_t size, int type, void **mhandle) {
   ENTER("regMr");
   if (type != NCCL_PTR_HOST) return wrong("the kind of memory");
+  if (is("null region")) return ncclSuccess;
   struct region *made = malloc(sizeof *made);
   *made = (struct region){data, size, comm};
   *mhandle = made;
@@ -211,6 +213,7 @@ static size_t size_of(int type) {
 }
 
 static int inside(struct region *region, struct group *group, char *data, size_t size) {
+  if (!region) return is("null region");
   return region->of == group && data >= region->data && data + size <= region->data + region->size;
 }
 
@@ -223,7 +226,7 @@ typedef size_t element_count;
 static ncclResult_t iallreduce(void *collComm, void *sendData, void *recvData, element_count elements,
                                ncclDataType_t type, ncclRedOp_t op, void *sendMhandle,
                                void *recvMhandle, void **request) {
-  static int looks;
+  static int looks, posts;
   ENTER("iallreduce");
   struct group *group = collComm;
   struct shared *shared = group->shared;
@@ -237,6 +240,7 @@ static ncclResult_t iallreduce(void *collComm, void *sendData, void *recvData, e
       !inside(recvMhandle, group, recvData, size))
     return wrong("memory that is not registered");
   struct request *made = &group->requests[place];
+  if (is("null request") && is_late(&posts)) return ncclSuccess;
   if (made->used || (is("reluctant") && ++looks % 3)) return ncclSuccess;
   for (int rank = 0; rank < group->nranks; rank++)
     if (__atomic_load_n(&shared->taken[rank], __ATOMIC_ACQUIRE) + DEPTH <= number) return ncclSuccess;

@@ -33,7 +33,7 @@ static const char *get(const char *name) {
 }
 
 #if VERSION == 1
-__attribute__((visibility("default"))) ncclEnv_v1_t ncclEnvPlugin_v1 = {"Fixture", init, finalize, get};
+__attribute__((visibility("default"))) ncclEnv_v1_t ncclEnvPlugin_v1 = {NAME, init, finalize, get};
 #else
-__attribute__((visibility("default"))) ncclEnv_v2_t ncclEnvPlugin_v2 = {"Fixture", init, finalize, get};
+__attribute__((visibility("default"))) ncclEnv_v2_t ncclEnvPlugin_v2 = {NAME, init, finalize, get};
 #endif

@@ -1,6 +1,7 @@
 /* What the fixtures share. FIXTURE in the environment makes a plugin misbehave: `FUNCTION=error`,
  * `FUNCTION=hang`, `FUNCTION=exit`, or a name that it understands itself. FIXTURE_RANK limits that to one rank,
- * FIXTURE_AFTER to the calls of the function after so many. */
+ * FIXTURE_AFTER to the calls of the function after so many. A library may be compiled with a FAULT of its own
+ * in the place of FIXTURE, and with another NAME of its plugin. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +12,15 @@
 #define JOIN(a, b, c) JOIN_(a, b, c)
 #define V(name) JOIN(name##_v, VERSION, _t)
 
+#ifndef FAULT
+#define FAULT getenv("FIXTURE")
+#endif
+#ifndef NAME
+#define NAME "Fixture"
+#endif
+
 static inline int is(const char *name) {
-  const char *of = getenv("FIXTURE_RANK"), *own = getenv("OXCCL_RANK"), *what = getenv("FIXTURE");
+  const char *of = getenv("FIXTURE_RANK"), *own = getenv("OXCCL_RANK"), *what = FAULT;
   return what && (!of || (own && !strcmp(of, own))) && !strcmp(what, name);
 }
 

@@ -1,13 +1,15 @@
 /* A net plugin over TCP on loopback, in the version VERSION. It checks how it is used: memory is
- * registered, tags match, handles stay where they are, a connection belongs to one thread, and all
- * is closed at the end. FIXTURE_REPORT is a file to which what is left at the end is appended.
- * FIXTURE_GPU=address, dma-buf (either) or only-dma-buf has it take memory of GPUs, which it copies
- * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has
- * accept block until somebody connects, and the first isend until it was accepted; it tells no sizes
- * of messages, and only lets the oldest request of a connection be tested. FIXTURE=slow takes a
- * message 20 ms after it is asked first, and is done with it 20 ms after that; slower is done with it
- * after 200 ms. FIXTURE=capacity tells the size of the place as that of a message. With LATE,
- * all but init is set by that, the name, too. With UNDEFINED, it calls a function that is nowhere. */
+ * registered, tags match, and are the sender's rank unless FIXTURE_CROWD says that the process has several
+ * of them, handles stay where they are, a connection belongs to one thread, and all is closed at the end.
+ * FIXTURE_REPORT is a file to which what is left at the end is appended. FIXTURE_GPU=address, dma-buf
+ * (either) or only-dma-buf has it take memory of GPUs, which it copies with CUDA; what has come is there
+ * only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has accept block until somebody connects, and
+ * the first isend until it was accepted; it tells no sizes of messages, and only lets the oldest request of
+ * a connection be tested. FIXTURE=slow takes a message 20 ms after it is asked first, and is done with it
+ * 20 ms after that; slower is done with it after 200 ms. FIXTURE=capacity tells the size of the place as
+ * that of a message. FIXTURE=null region gives no handles of memory, as NCCL's own sockets do; null send and
+ * null receive take no message after the first FIXTURE_AFTER. With LATE, all but init is set by that, the
+ * name, too. With UNDEFINED, it calls a function that is nowhere. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -373,6 +375,7 @@ static ncclResult_t regMr(void *comm, void *data, region_size size, int type, vo
   int on_gpu = type == NCCL_PTR_CUDA;
   if (type != NCCL_PTR_HOST && !(on_gpu && by_address())) return wrong("the kind of memory");
   if (on_gpu && is("refuses-GPUs")) return ncclSystemError;
+  if (is("null region")) return ncclSuccess;
   return register_memory(comm, data, (uint64_t)size, on_gpu, mhandle);
 }
 
@@ -461,17 +464,22 @@ static int is_too_early(struct connection *of) {
 
 static ncclResult_t post(struct connection *of, void *data, uint64_t size, int tag, void *mhandle,
                          void **request) {
+  static int posts;
   struct region *in = mhandle;
+  const char *rank = getenv("OXCCL_RANK");
   if (*request) return wrong("a request before there is one");
   if (!pthread_equal(of->thread, pthread_self())) return wrong("another thread");
-  if (in->of != of || (char *)data < in->data || (char *)data + size > in->data + in->size)
+  if (!in ? !is("null region")
+          : in->of != of || (char *)data < in->data || (char *)data + size > in->data + in->size)
     return wrong("memory that is not registered");
+  if (of->sends && rank && !getenv("FIXTURE_CROWD") && tag != atoi(rank)) return wrong("the tag of a send");
+  if (is(of->sends ? "null send" : "null receive") && is_late(&posts)) return ncclSuccess;
   struct request *made = &of->requests[of->next % MOST];
   if (made->used || (is("reluctant") && ++of->looks % 3) || is_too_early(of)) return ncclSuccess;
   *made = (struct request){.of = of, .in = in, .data = data, .tag = tag, .size = size, .used = 1};
   made->capacity = size;
   made->began_ms = now_ms();
-  if (in->on_gpu) {
+  if (in && in->on_gpu) {
     made->on_gpu = data;
     made->data = malloc(size);
     ncclResult_t copied = of->sends ? copy(made->data, data, size) : ncclSuccess;
@@ -618,7 +626,7 @@ static const V(ncclNet) whole = {
     .name = "Complete",
 #else
 PLUGIN = {
-    .name = "Fixture",
+    .name = NAME,
 #endif
     .init = init,
     .devices = devices,

@@ -1,6 +1,6 @@
 /* A profiler plugin of the version VERSION. It checks how it is used: parents, names, the order of
- * states, the end of each event. FIXTURE may also be `no handles`. FIXTURE_MASK is the sum of the
- * kinds of events that it asks for. FIXTURE_REPORT is a file to which the kinds of events are
+ * states, the end of each event. FIXTURE may also be `no handles` or `null context`. FIXTURE_MASK is the
+ * sum of the kinds of events that it asks for. FIXTURE_REPORT is a file to which the kinds of events are
  * appended, and what is missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -15,6 +15,13 @@ struct context {
 };
 enum { MARK = 4712 };
 static int contexts, captured, begun[KINDS], ended[KINDS];
+
+/* The context of a communicator; with FIXTURE=null context, what a null pointer stands for. */
+static struct context unmade = {MARK, 0};
+static struct context *context_of(void *ctx) {
+  if (!is("null context")) return ctx;
+  return ctx ? NULL : &unmade;
+}
 
 struct event {
   struct context *in;
@@ -73,6 +80,7 @@ static ncclResult_t begin(void **ctx, int *mask) {
   if (overlaps()) wrong("functions overlap");
   /* As with NCCL, whose mask is that of the process. */
   if (!__atomic_fetch_add(&inits, 1, __ATOMIC_SEQ_CST)) *mask = mask_of_process();
+  if (is("null context")) return ncclSuccess;
   struct context *made = calloc(1, sizeof *made);
   made->mark = MARK;
   *ctx = made;
@@ -180,7 +188,7 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
   ENTER("startEvent");
   int kind = number(of->type);
   struct event *parent = of->parentObj;
-  struct context *in = ctx;
+  struct context *in = context_of(ctx);
   if (!in || in->mark != MARK || kind < 0 || of->rank < 0) return wrong("an event");
   __atomic_add_fetch(&in->events, 1, __ATOMIC_SEQ_CST);
   if (is("no handles")) return ncclSuccess;
@@ -233,18 +241,18 @@ static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t stat
 
 static ncclResult_t finalize(void *ctx) {
   ENTER("finalize");
-  struct context *of = ctx;
+  struct context *of = context_of(ctx);
   if (!of || of->mark != MARK) return wrong("the context");
   if (overlaps()) wrong("functions overlap");
   if (mask_of_process() && !of->events && !is("startEvent=error")) wrong("a communicator without events");
   /* It stays, so that late calls are noticed. */
   of->mark = 0;
-  __atomic_sub_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
+  if (ctx) __atomic_sub_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
 }
 
 __attribute__((visibility("default"))) V(ncclProfiler) JOIN(ncclProfiler_v, VERSION, ) = {
-    .name = "Fixture",
+    .name = NAME,
     .init = init,
     .startEvent = startEvent,
     .stopEvent = stopEvent,

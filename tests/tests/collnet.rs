@@ -3,7 +3,7 @@
 #[path = "common/plugin.rs"]
 mod plugin;
 
-use plugin::{Plugin, expect_success};
+use plugin::{Plugin, expect_success, tells_of_the_limit};
 use std::time::{Duration, Instant};
 
 const ENABLED: (&str, &str) = ("NCCL_COLLNET_ENABLE", "1");
@@ -144,6 +144,53 @@ fn a_network_that_fails_or_hangs_during_operations_is_named_and_all_ranks_end() 
     });
 }
 
+#[test]
+fn reductions_that_are_never_taken_or_never_completed_end_with_the_limit() {
+    let Some(plugin) = network(12) else { return };
+    for fault in ["null request", "never completes"] {
+        let variables = [
+            ENABLED,
+            ("OXCCL_ALGORITHM", "switch"),
+            ("OXCCL_TIMEOUT", "2s"),
+            ("FIXTURE", fault),
+            ("FIXTURE_AFTER", "40"),
+        ];
+        let start = Instant::now();
+        let ended = plugin.job(2, &["sequence", "7", "3000", "100000"], &variables);
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+        for ended in &ended {
+            let output = &ended.output;
+            assert!(ended.status.is_some_and(|s| s != 0), "{fault}: {output}");
+            assert!(tells_of_the_limit(output), "{fault}: {output}");
+        }
+    }
+}
+
+/// All reductions are complete when something ends but for listeners, and memory without a handle
+/// is as good as any other.
+#[test]
+fn a_network_that_fails_at_an_end_or_has_no_handles_of_memory_spoils_nothing() {
+    let Some(plugin) = network(12) else { return };
+    for fault in ["closeListen", "deregMr", "closeColl", "finalize", "null region"] {
+        let is_error = fault != "null region";
+        let name = if is_error { format!("{fault}=error") } else { fault.to_owned() };
+        let variables = [
+            ENABLED,
+            ("OXCCL_ALGORITHM", "switch"),
+            ("FIXTURE", name.as_str()),
+            ("FIXTURE_RANK", "1"),
+        ];
+        let ended = plugin.job(2, &["once"], &variables);
+        expect_success(&ended);
+        let (output, text) = (&ended[1].output, format!("{fault} of collnet plugin Switch ("));
+        assert_eq!(output.contains(&text), is_error, "{fault}: {output}");
+        assert!(!output.contains("wrong use"), "{fault}: {output}");
+        let report = plugin.take_report();
+        let reduced = report.lines().filter(|line| *line == "reduced").count();
+        assert_eq!(reduced, 2, "{fault}: {report}");
+    }
+}
+
 /// What blocks does so before there are operations, and for a limited time.
 #[test]
 fn ranks_that_hang_or_die_while_a_network_begins_are_told_or_gone_without() {
@@ -155,8 +202,16 @@ fn ranks_that_hang_or_die_while_a_network_begins_are_told_or_gone_without() {
         plugin.job(3, &["once"], &variables)
     };
     std::thread::scope(|scope| {
-        // What begins it has most of the time of the making, whatever other calls have.
-        for (fault, limit) in [("regMr=hang", "30"), ("init=hang", "9"), ("listen=hang", "9")] {
+        // What begins or connects it has most of the time of the making, whatever other calls have.
+        for (fault, limit) in [
+            ("devices=hang", "30"),
+            ("getProperties=hang", "30"),
+            ("reduceSupport=hang", "30"),
+            ("regMr=hang", "30"),
+            ("init=hang", "9"),
+            ("listen=hang", "9"),
+            ("connect=hang", "12"),
+        ] {
             scope.spawn(move || {
                 let ended = job(fault, limit);
                 expect_success(&ended);

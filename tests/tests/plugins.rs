@@ -1,4 +1,5 @@
-//! Plugins: loaded as users load them, of every version, well behaved and not.
+//! Plugins: loaded as users load them, of every version. Those that misbehave while they are used
+//! are in `plugin_faults.rs`.
 
 #[path = "common/plugin.rs"]
 mod plugin;
@@ -99,19 +100,23 @@ fn a_plugin_sees_the_variables_of_files() {
 fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {
     for version in [8, 10, 12] {
         let Some(plugin) = Plugin::net(version, &[]) else { return };
-        let ended = plugin.job(2, &["crowd", "3"], &[]);
+        let ended = plugin.job(2, &["crowd", "3"], &[("FIXTURE_CROWD", "1")]);
         expect_success(&ended);
         assert!(!ended.iter().any(|e| e.output.contains("wrong use")), "{}", ended[0].output);
         assert_eq!(plugin.take_report(), "ended\n".repeat(2), "version {version}");
     }
 }
 
-/// Found by the end of its usual name, in both versions.
+/// Found by its path and by the end of its usual name; in the newest version, and in the other one
+/// where it is the only one.
 #[test]
 fn our_tcp_transport_works_as_a_plugin() {
     let plugin = Plugin::tcp();
     let folder = plugin.folder.to_str().expect("a plain path");
-    for name in [plugin.path(), "oxccl"] {
+    for (name, version) in [(plugin.path(), 12), ("oxccl", 11)] {
+        if version == 11 {
+            plugin.hide("ncclNetPlugin_v12");
+        }
         let variables = [
             ("NCCL_NET_PLUGIN", name),
             ("LD_LIBRARY_PATH", folder),
@@ -120,11 +125,8 @@ fn our_tcp_transport_works_as_a_plugin() {
         ];
         let ended = plugin.job(3, &["sequence", "6", "400", "3000000"], &variables);
         expect_success(&ended);
-        let output = &ended[0].output;
-        assert!(
-            output.contains("net plugin OxCCL-TCP (") && output.contains("v12): dev"),
-            "{output}"
-        );
+        let (output, used) = (&ended[0].output, format!("v{version}): device "));
+        assert!(output.contains("net plugin OxCCL-TCP (") && output.contains(&used), "{output}");
     }
 }
 
@@ -158,73 +160,6 @@ fn our_tcp_transport_works_without_the_library() {
     assert!(output.status.success() && text.ends_with("OK\n"), "{text}");
 }
 
-/// The communicator cannot be made, or its first operation fails.
-#[test]
-fn a_plugin_that_fails_is_named_with_its_function_and_all_ranks_end() {
-    let Some(plugin) = Plugin::net(11, &[]) else { return };
-    let named = |function: &str| format!("{function} of net plugin Fixture (");
-    let functions = ["listen", "connect", "accept", "regMr", "isend", "irecv", "test"];
-    for (function, at_first_use) in functions.into_iter().flat_map(|f| [(f, "0"), (f, "1")]) {
-        let fault = format!("{function}=error");
-        let connect = ("NCCL_RUNTIME_CONNECT", at_first_use);
-        let variables = [("FIXTURE", &*fault), ("FIXTURE_RANK", "1"), connect];
-        let ended = plugin.job(3, &["once"], &variables);
-        for (rank, ended) in ended.iter().enumerate() {
-            let output = &ended.output;
-            assert!(ended.status.is_some_and(|s| s != 0), "{fault}, rank {rank}:\n{output}");
-            assert!(output.contains(&named(function)), "{fault}, rank {rank}:\n{output}");
-            assert!(output.contains("ncclSystemError"), "{fault}, rank {rank}:\n{output}");
-        }
-    }
-}
-
-/// All operations are complete by then.
-#[test]
-fn a_plugin_that_fails_at_the_end_spoils_nothing() {
-    let Some(plugin) = Plugin::net(12, &[]) else { return };
-    for function in ["deregMr", "closeSend", "closeRecv", "finalize"] {
-        let fault = format!("{function}=error");
-        let ended = plugin.job(2, &["once"], &[("FIXTURE", &*fault), ("FIXTURE_RANK", "1")]);
-        expect_success(&ended);
-        let output = &ended[1].output;
-        assert!(output.contains(&format!("{function} of net plugin Fixture (")), "{output}");
-    }
-}
-
-/// In the middle of operations the communicator fails on all ranks, with the one cause.
-#[test]
-fn a_plugin_that_fails_or_hangs_during_operations_is_named_on_all_ranks() {
-    let Some(plugin) = Plugin::net(12, &[]) else { return };
-    std::thread::scope(|scope| {
-        for fault in ["isend=error", "irecv=error", "test=error", "isend=hang", "test=hang"] {
-            let plugin = &plugin;
-            scope.spawn(move || {
-                let variables =
-                    [("FIXTURE", fault), ("FIXTURE_RANK", "1"), ("FIXTURE_AFTER", "60")];
-                let start = Instant::now();
-                let ended = plugin.job(3, &["sequence", "7", "3000", "100000"], &variables);
-                assert!(
-                    start.elapsed() < Duration::from_secs(60),
-                    "{fault}: {:?}",
-                    start.elapsed()
-                );
-                let function = fault.split('=').next().unwrap_or_default();
-                for (rank, ended) in ended.iter().enumerate() {
-                    let output = &ended.output;
-                    let text = format!("{function} of net plugin Fixture (");
-                    assert!(ended.status.is_some_and(|s| s != 0), "{fault} {rank}: {output}");
-                    assert!(output.contains(&text), "{fault} {rank}: {output}");
-                    assert!(rank == 1 || output.contains("rank 1"), "{fault} {rank}: {output}");
-                    // An error may be the peer's fault, a call that does not return is not.
-                    let blames = ["rank 0", "rank 2"].iter().any(|peer| output.contains(peer));
-                    let is_own = rank == 1 && fault.ends_with("hang");
-                    assert!(!(is_own && blames), "{fault} {rank}: {output}");
-                }
-            });
-        }
-    });
-}
-
 #[test]
 fn a_plugin_that_cannot_serve_is_refused_with_the_reason_and_another_net_is_used() {
     let Some(plugin) = Plugin::net(12, &[]) else { return };
@@ -254,6 +189,55 @@ fn a_plugin_that_cannot_serve_is_refused_with_the_reason_and_another_net_is_used
     expect_success(&ended);
 }
 
+/// There is a line for each attempt to load a plugin, and one for each attempt to begin it.
+#[test]
+fn the_first_plugin_of_a_list_that_can_serve_is_used() {
+    let Some(empty) = Plugin::net(11, &["-DFAULT=\"no devices\""]) else { return };
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    let missing = format!("{}/libnone.so", plugin.folder.display());
+    let list = [missing.as_str(), empty.path(), plugin.path()].join(",");
+    let ended = plugin.job(2, &["once"], &[("NCCL_NET_PLUGIN", list.as_str())]);
+    expect_success(&ended);
+    for Ended { output, .. } in &ended {
+        for (file, told) in [
+            (missing.as_str(), &["cannot open shared object file"][..]),
+            (empty.path(), &["found ncclNetPlugin_v11", "v11): refused, it has no devices"]),
+            (plugin.path(), &["found ncclNetPlugin_v12", "v12): device 0 is used"]),
+        ] {
+            let of = |line: &&str| line.contains(" net plugin") && line.contains(file);
+            let lines: Vec<_> = output.lines().filter(of).collect();
+            let right = lines.iter().zip(told).all(|(line, text)| line.contains(text));
+            assert!(right && lines.len() == told.len(), "{lines:#?}: {output}");
+        }
+        assert!(!output.contains("wrong use"), "{output}");
+    }
+    assert_eq!(plugin.take_report(), "ended\n".repeat(4));
+}
+
+/// Of any kind: one line tells what was found, and why it is refused.
+#[test]
+fn a_plugin_without_a_name_is_refused_in_one_line() {
+    for (kind, version, symbol) in [
+        ("net", 12, "ncclNetPlugin_v12"),
+        ("tuner", 6, "ncclTunerPlugin_v6"),
+        ("profiler", 7, "ncclProfiler_v7"),
+        ("env", 2, "ncclEnvPlugin_v2"),
+    ] {
+        let Some(plugin) = Plugin::compile(kind, version, &["-DNAME=NULL"]) else { return };
+        let variable = format!("NCCL_{}_PLUGIN", kind.to_uppercase());
+        let variables = [(variable.as_str(), plugin.path()), ("OXCCL_RANKS_PER_NODE", "1")];
+        let ended = plugin.run(2, &["once"], &variables);
+        expect_success(&ended);
+        for Ended { output, .. } in &ended {
+            let says = |line: &str| line.contains(" found ") || line.contains(" refused");
+            let of = |line: &&str| line.contains(plugin.path()) && says(line);
+            let lines: Vec<_> = output.lines().filter(of).collect();
+            let text = format!("{}: found {symbol}; refused, it has no name", plugin.path());
+            assert!(matches!(lines[..], [line] if line.contains(&text)), "{kind}: {output}");
+        }
+    }
+}
+
 #[test]
 fn ranks_that_choose_different_nets_are_told_both() {
     let Some(plugin) = Plugin::net(9, &[]) else { return };
@@ -261,21 +245,6 @@ fn ranks_that_choose_different_nets_are_told_both() {
     for ended in ended {
         let text = "rank 0 uses the net Fixture, rank 2 the net Socket";
         assert!(ended.status != Some(0) && ended.output.contains(text), "{}", ended.output);
-    }
-}
-
-#[test]
-fn a_null_listener_lies_about_sizes_and_too_few_connections_are_errors() {
-    let Some(plugin) = Plugin::net(10, &[]) else { return };
-    for (fault, text) in [
-        ("null listener", "it returned no listener"),
-        ("lies", "1048576 bytes from rank"),
-        ("negative size", "it says that -5 bytes have arrived"),
-        ("one connection", "it returned ncclSystemError"),
-    ] {
-        let ended = plugin.job(2, &["once"], &[("FIXTURE", fault)]);
-        assert!(ended.iter().all(|e| e.status.is_some_and(|s| s != 0)), "{fault}");
-        assert!(ended.iter().any(|e| e.output.contains(text)), "{fault}: {}", ended[0].output);
     }
 }
 
@@ -321,82 +290,6 @@ fn a_plugin_may_set_its_functions_and_its_name_when_it_begins() {
         assert!(ended.iter().all(|e| e.output.contains(text)), "{}", ended[0].output);
         assert_eq!(plugin.take_report(), "ended\n".repeat(2), "version {version}");
     }
-}
-
-#[test]
-fn what_never_completes_ends_with_the_limits() {
-    let Some(plugin) = Plugin::net(7, &[]) else { return };
-    let init = [("OXCCL_INIT_TIMEOUT", "2s"), ("FIXTURE_AFTER", "0")];
-    // In the middle of operations only a limit of theirs ends them, as where a peer computes.
-    let running = [("OXCCL_TIMEOUT", "2s"), ("FIXTURE_AFTER", "300")];
-    for (fault, limits, body, text) in [
-        ("never connects", init, &["once"][..], "net plugin Fixture ("),
-        ("never completes", init, &["once"], "net Fixture: "),
-        ("never completes", running, &["sequence", "8", "60", "100000"], " 2000 ms"),
-    ] {
-        let start = Instant::now();
-        let ended = plugin.job(2, body, &[&[("FIXTURE", fault)], &limits[..]].concat());
-        assert!(start.elapsed() < Duration::from_secs(30), "{fault}: {:?}", start.elapsed());
-        for ended in &ended {
-            let output = &ended.output;
-            assert!(ended.status.is_some_and(|s| s != 0), "{fault}: {output}");
-            assert!(output.contains(text) && output.contains("rank "), "{fault}: {output}");
-        }
-    }
-}
-
-#[test]
-fn a_function_that_does_not_return_is_named_and_the_process_ends() {
-    let Some(plugin) = Plugin::net(12, &[]) else { return };
-    // All at once: each waits for ten seconds, or what is left to the making of a communicator.
-    std::thread::scope(|scope| {
-        let making = ["init", "devices", "getProperties", "listen", "connect", "accept"];
-        let working = ["regMr", "isend", "irecv", "test"];
-        let ending = ["deregMr", "closeSend", "closeRecv", "closeListen", "finalize"];
-        for function in [&making[..], &working, &ending].concat() {
-            let plugin = &plugin;
-            scope.spawn(move || {
-                let fault = format!("{function}=hang");
-                let setup = ["init", "listen", "connect", "accept"].contains(&function);
-                let limit = if setup { "10.5" } else { "10" };
-                let variables = [
-                    ("FIXTURE", fault.as_str()),
-                    ("FIXTURE_RANK", "0"),
-                    ("NCCL_NET", "Fixture"),
-                    ("OXCCL_INIT_TIMEOUT", "14s"),
-                ];
-                let start = Instant::now();
-                let ended = plugin.job(2, &["once"], &variables);
-                let took = start.elapsed();
-                assert!(took < Duration::from_secs(60), "{fault}: {took:?}");
-                assert!(ended.iter().all(|e| e.status.is_some()), "{fault}");
-                // Where something is ended, it is enough that the process ends.
-                if !ending.contains(&function) {
-                    let text = format!("{function} of net plugin Fixture (");
-                    let named = ended[0].output.contains(&text)
-                        && ended[0].output.contains(&format!("has not returned for {limit} s"));
-                    assert!(named && ended[0].status != Some(0), "{fault}: {}", ended[0].output);
-                    assert!(ended[1].status != Some(0), "{fault}: {}", ended[1].output);
-                }
-            });
-        }
-    });
-}
-
-/// However long the function may take: it is left behind.
-#[test]
-fn an_abort_waits_a_second_at_most_for_a_function_that_does_not_return() {
-    let Some(plugin) = Plugin::net(12, &[]) else { return };
-    std::thread::scope(|scope| {
-        for fault in ["connect=hang", "regMr=hang", "isend=hang", "test=hang"] {
-            let plugin = &plugin;
-            scope.spawn(move || {
-                let connect = ("NCCL_RUNTIME_CONNECT", "1");
-                let variables = [("FIXTURE", fault), ("FIXTURE_RANK", "1"), connect];
-                expect_success(&plugin.job(2, &["abandon"], &variables));
-            });
-        }
-    });
 }
 
 #[test]
@@ -496,7 +389,7 @@ fn our_tuner_takes_plans_from_a_table() {
     }
 }
 
-/// Several hosts, and a tuner in the library of a net that has no devices.
+/// Several hosts, and a library that has no net.
 #[test]
 fn a_tuner_is_found_in_the_library_of_a_net_and_may_leave_all_to_the_library() {
     for fault in ["", "nothing", "all"] {
@@ -511,16 +404,29 @@ fn a_tuner_is_found_in_the_library_of_a_net_and_may_leave_all_to_the_library() {
         );
         assert!(!output.contains("wrong use"), "{output}");
     }
-    // Both in one library, of which the net cannot serve.
-    let tuner = format!("{MANIFEST}/plugins/tuner.c");
-    let Some(plugin) = Plugin::net(6, &[&tuner]) else { return };
-    for none in [&[][..], &[("NCCL_TUNER_PLUGIN", "none")]] {
-        let variables = [&[("FIXTURE", "no devices")], none].concat();
-        let ended = plugin.job(2, &["once"], &variables);
-        expect_success(&ended);
-        let output = &ended[0].output;
-        assert!(output.contains("refused, it has no devices"), "{output}");
-        assert_eq!(output.contains("tuner plugin Fixture"), none.is_empty(), "{output}");
+}
+
+/// Whether or not the net can serve, unless none is asked for.
+#[test]
+fn a_tuner_and_a_profiler_are_found_beside_the_net_of_a_library() {
+    for (kind, version) in [("tuner", 6), ("profiler", 7)] {
+        let source = format!("{MANIFEST}/plugins/{kind}.c");
+        let Some(plugin) = Plugin::net(version, &[&source]) else { return };
+        let variable = format!("NCCL_{}_PLUGIN", kind.to_uppercase());
+        let none = (variable.as_str(), "none");
+        for (fault, asked) in [("", None), ("no devices", None), ("no devices", Some(none))] {
+            let mut variables = vec![("FIXTURE", fault), ("NCCL_DEBUG_SUBSYS", "ALL")];
+            variables.extend(asked);
+            let ended = plugin.job(2, &["once"], &variables);
+            expect_success(&ended);
+            let output = &ended[0].output;
+            let serves = format!("net plugin Fixture ({}, v{version}): device ", plugin.path());
+            assert_eq!(output.contains(&serves), fault.is_empty(), "{output}");
+            assert_eq!(output.contains("refused, it has no devices"), !fault.is_empty());
+            let used = format!("{kind} plugin Fixture ({}, v{version}) is used", plugin.path());
+            assert_eq!(output.contains(&used), asked.is_none(), "{fault}: {output}");
+            assert!(!output.contains("wrong use"), "{output}");
+        }
     }
 }
 

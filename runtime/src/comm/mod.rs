@@ -38,8 +38,9 @@ pub use options::Options;
 pub use rank_info::policy_of;
 pub use team::Team;
 
-/// The longest time that the end of a communicator waits for operations that cannot be cancelled.
-const QUIET: Duration = Duration::from_secs(1);
+/// The longest time that the end of a communicator waits for operations that cannot be cancelled:
+/// an abort takes a second at most with all that it does besides.
+const QUIET: Duration = Duration::from_millis(800);
 
 /// The longest time that the end of a communicator waits for peers to take the messages that were
 /// sent to them, if operations have no limit.
@@ -495,7 +496,7 @@ impl Communicator {
     }
 
     /// Ends all operations now, with the error `why`. Returns when nothing accesses the user's
-    /// memory any more. The error names the ranks that may still do so after a second.
+    /// memory any more. The error names the ranks that may still do so after almost a second.
     fn stop(&self, why: Error) -> Result<()> {
         self.executor.rank().recorder.note(End::Abort);
         self.executor.rank().fail(why);

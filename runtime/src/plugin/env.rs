@@ -15,6 +15,7 @@ const KIND: Kind = Kind {
     prefix: "libnccl-env",
     symbol: "ncclEnvPlugin_v",
     versions: &[2, 1],
+    lists: false,
 };
 /// The version of NCCL whose interface this library has.
 const NCCL: [u8; 3] = numbers(NCCL_VERSION);
@@ -79,23 +80,26 @@ fn note(line: String, warns: bool) {
 /// `None` if there is none that works. It is loaded once per process.
 pub(crate) fn plugin(variable: Option<&str>) -> Option<&'static EnvPlugin> {
     static PLUGIN: OnceLock<Option<EnvPlugin>> = OnceLock::new();
-    let load = || wanted(variable).first().and_then(|name| start(name.as_deref()));
+    let load = || wanted(&KIND, variable).first().and_then(|name| start(name.as_deref()));
     PLUGIN.get_or_init(load).as_ref()
 }
 
 fn start(name: Option<&str>) -> Option<EnvPlugin> {
     let Attempt { found, line, warns, .. } = load(&KIND, name);
-    note(line, warns);
-    let found = found?;
+    let Some(found) = found else {
+        note(line, warns);
+        return None;
+    };
     // SAFETY: the symbol's name says what the structure is.
     match unsafe { Structure::read(found) }.and_then(EnvPlugin::begin) {
         Ok(plugin) => {
+            note(line, warns);
             // SAFETY: the handler stays: the library is never unloaded.
             unsafe { libc::atexit(finalize) };
             Some(plugin)
         }
         Err(why) => {
-            note(format!("environment plugin: refused, {why}"), true);
+            note(format!("{line}; refused, {why}"), true);
             None
         }
     }

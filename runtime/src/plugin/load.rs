@@ -14,6 +14,8 @@ pub(super) struct Kind {
     pub(super) symbol: &'static str,
     /// The versions that are understood, the newest first.
     pub(super) versions: &'static [u32],
+    /// True if the variable may name several libraries, as with NCCL only that of networks may.
+    pub(super) lists: bool,
 }
 
 /// A structure that was found in a library.
@@ -30,10 +32,10 @@ unsafe impl Send for Found {}
 // SAFETY: as above.
 unsafe impl Sync for Found {}
 
-/// Returns the entries of a variable's list: `None` for the default library, which need not be
+/// Returns the libraries that a variable names: `None` for the default one, which need not be
 /// there.
-pub(super) fn wanted(variable: Option<&str>) -> Vec<Option<String>> {
-    let list = variable.unwrap_or_default().split(',').map(str::trim);
+pub(super) fn wanted(kind: &Kind, variable: Option<&str>) -> Vec<Option<String>> {
+    let list = variable.unwrap_or_default().split(|c| kind.lists && c == ',').map(str::trim);
     let names: Vec<_> = list.filter(|name| !name.is_empty()).map(str::to_owned).collect();
     match names.as_slice() {
         [] => vec![None],
@@ -150,8 +152,13 @@ pub(super) fn structure(kind: &Kind, opened: Opened, asked_for: bool) -> Attempt
 mod tests {
     use super::*;
 
-    const KIND: Kind =
-        Kind { name: "net", prefix: "libnccl-net", symbol: "ncclNetPlugin_v", versions: &[12, 6] };
+    const KIND: Kind = Kind {
+        name: "net",
+        prefix: "libnccl-net",
+        symbol: "ncclNetPlugin_v",
+        versions: &[12, 6],
+        lists: true,
+    };
 
     #[test]
     fn libraries_have_nccls_names() {
@@ -163,12 +170,17 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_lists_and_none_is_nothing() {
+    fn variables_are_lists_or_one_name_and_none_is_nothing() {
         let some = |name: &str| Some(name.to_owned());
-        assert_eq!(wanted(None), [None]);
-        assert_eq!(wanted(Some("")), [None]);
-        assert_eq!(wanted(Some("none")), []);
-        assert_eq!(wanted(Some("a, b,,c")), [some("a"), some("b"), some("c")]);
+        let one = Kind { lists: false, ..KIND };
+        for kind in [&KIND, &one] {
+            assert_eq!(wanted(kind, None), [None]);
+            assert_eq!(wanted(kind, Some("")), [None]);
+            assert_eq!(wanted(kind, Some("none")), []);
+            assert_eq!(wanted(kind, Some(" None")), []);
+        }
+        assert_eq!(wanted(&KIND, Some("a, b,,c")), [some("a"), some("b"), some("c")]);
+        assert_eq!(wanted(&one, Some("/opt/a,b/x.so ")), [some("/opt/a,b/x.so")]);
     }
 
     #[test]

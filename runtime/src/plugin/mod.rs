@@ -129,41 +129,39 @@ impl<F> Plugin<F> {
         variable: &str,
         of: impl Fn(Found) -> std::result::Result<(String, F), String>,
     ) -> Option<Self> {
-        let first = wanted(Some(variable)).into_iter().next()?;
-        let own = Self::take((kind, about), load(kind, first.as_deref()), &of).0;
+        let name = wanted(kind, Some(variable)).into_iter().next()?;
+        let own = Self::take((kind, about), load(kind, name.as_deref()), &of).0;
         own.or_else(|| {
             let attempts = net::libraries().iter().map(|l| structure(kind, l.clone(), false));
             attempts.filter_map(|attempt| Self::take((kind, about), attempt, &of).0).next()
         })
     }
 
-    /// Takes the structure of an attempt, if one was found, and logs what was tried, found and
-    /// refused. `of` returns the name of a structure and its functions, or why it is refused.
+    /// Takes the structure of an attempt, if one was found, and logs in one line what was tried,
+    /// found and refused. `of` returns the name of a structure and its functions, or why it is
+    /// refused.
     fn take(
         (kind, about): (&Kind, Subsystem),
         attempt: Attempt,
         of: impl FnOnce(Found) -> std::result::Result<(String, F), String>,
     ) -> (Option<Self>, Option<Opened>) {
-        let level = if attempt.warns { Level::Warn } else { Level::Info };
-        log::line(level, about, &attempt.line);
-        let Attempt { opened: Some(opened), found: Some(found), .. } = attempt else {
-            return (None, attempt.opened);
-        };
-        let (file, what) = (&opened.file, kind.name);
-        let plugin = match of(found) {
+        let Attempt { opened, found, mut line, mut warns } = attempt;
+        let read = |(opened, found): (&Opened, Found)| match of(found) {
             Ok((name, functions)) => {
-                let label = format!("{what} plugin {name} ({file}, v{})", found.version);
-                let version = found.version;
+                let (what, file, version) = (kind.name, &opened.file, found.version);
+                let label = format!("{what} plugin {name} ({file}, v{version})");
                 let (turn, lifecycle) = (turn_of(found.at), Default::default());
                 Some(Self { label, name, version, functions, turn, lifecycle })
             }
             Err(why) => {
-                let text = format!("{what} plugin {file}: refused, {why}");
-                log::line(Level::Warn, about, &text);
+                line += &format!("; refused, {why}");
+                warns = true;
                 None
             }
         };
-        (plugin, Some(opened))
+        let plugin = opened.as_ref().zip(found).and_then(read);
+        log::line(if warns { Level::Warn } else { Level::Info }, about, &line);
+        (plugin, opened)
     }
 }
 
@@ -234,7 +232,7 @@ mod tests {
         assert!(Arc::ptr_eq(&of_libc, &turn_of(libc::free as *const c_void)));
         assert!(!Arc::ptr_eq(&own, &of_libc));
         // Two plugins of the program.
-        let kind = Kind { name: "test", prefix: "", symbol: "none", versions: &[] };
+        let kind = Kind { name: "test", prefix: "", symbol: "none", versions: &[], lists: false };
         let plugin = |number: &'static u8| {
             let found = Some(Found { version: 1, at: std::ptr::from_ref(number).cast() });
             let attempt = Attempt { found, ..load(&kind, Some("STATIC_PLUGIN")) };

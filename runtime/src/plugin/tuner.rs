@@ -21,6 +21,7 @@ const KIND: Kind = Kind {
     prefix: "libnccl-tuner",
     symbol: "ncclTunerPlugin_v",
     versions: &[6, 5, 4, 3, 2],
+    lists: false,
 };
 
 /// The advice of errors about tuners.

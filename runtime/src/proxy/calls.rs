@@ -99,6 +99,22 @@ impl CurrentCall {
         })
     }
 
+    /// Returns the error of the call under way if it has taken as long as `least`, but not so long
+    /// that those who wait for it are told.
+    pub(super) fn lasting(&self, least: Duration) -> Option<oxccl_net::Error> {
+        let since_us = self.since_us.load(Ordering::Acquire);
+        let began = Duration::from_micros(since_us.checked_sub(1)?);
+        let lasted = self.made.elapsed().saturating_sub(began);
+        let function = *self.function();
+        let told = lasted >= self.limit_of(function);
+        // As in `stuck`.
+        let is_it = self.since_us.load(Ordering::Acquire) == since_us;
+        (lasted >= least && !told && is_it).then(|| {
+            let cause = format!("it has not returned for {:.1} s", lasted.as_secs_f32());
+            self.failed(function, &cause)
+        })
+    }
+
     /// Returns the error of a function, with which everything fails that uses the plugin here.
     pub(crate) fn failed(&self, function: &str, cause: &str) -> oxccl_net::Error {
         oxccl_net::Error::local(format!("{function} of {}", self.label), cause, self.hint)

@@ -3,6 +3,7 @@
 use super::CurrentCall;
 use crate::error::{Error, Result};
 use crate::exit;
+use crate::log::{self, Level, Subsystem};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -14,8 +15,9 @@ const EAGER: Duration = Duration::from_micros(200);
 /// The first and the longest pause between looks at a plugin that shows nothing new; each is twice
 /// the one before.
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
-/// How long the end of a communicator waits for a plugin to end.
-const CLOSING: Duration = Duration::from_secs(1);
+/// How long the end of a communicator waits for a plugin to end: an abort takes a second at most
+/// with all that it does besides.
+const CLOSING: Duration = Duration::from_millis(800);
 
 /// The state of the thread: a plugin in use. It is made, used and dropped there.
 pub(crate) trait Serve: 'static {
@@ -148,10 +150,15 @@ impl<S> Drop for Worker<S> {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.thread.unpark();
         let start = Instant::now();
-        while !self.shared.ended.load(Ordering::Acquire) && start.elapsed() < CLOSING {
+        let ended = || self.shared.ended.load(Ordering::Acquire);
+        while !ended() && start.elapsed() < CLOSING {
             std::thread::yield_now();
         }
         // A thread that is still in the plugin keeps all memory that the plugin may use.
+        let left_behind = self.shared.current.lasting(CLOSING / 2).filter(|_| !ended());
+        if let Some(error) = left_behind {
+            log::line(Level::Warn, Subsystem::Net, &error.to_string());
+        }
     }
 }
 

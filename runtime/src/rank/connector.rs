@@ -31,8 +31,9 @@ use std::time::{Duration, Instant};
 
 /// The longest pause between two looks at connections that show nothing by descriptors.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// The longest time that the end of a communicator waits for the network's own calls.
-const CLOSING: Duration = Duration::from_secs(1);
+/// The longest time that the end of a communicator waits for the network's own calls: an abort
+/// takes a second at most with all that it does besides.
+const CLOSING: Duration = Duration::from_millis(800);
 /// The time for which no connections are taken after a shortage of descriptors.
 const SHUT: Duration = Duration::from_secs(1);
 /// A longer time between two looks is one in which this process did not run.

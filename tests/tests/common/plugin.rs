@@ -77,6 +77,18 @@ impl Plugin {
         Self { folder, file }
     }
 
+    /// Takes a symbol out of the library, as if it had been built without it: the tables of names
+    /// have another one in its place.
+    pub(crate) fn hide(&self, symbol: &str) {
+        let mut bytes = std::fs::read(&self.file).expect("it was built");
+        let name = [symbol.as_bytes(), b"\0"].concat();
+        let is_there = |at: &usize| bytes[*at..].starts_with(&name);
+        let places: Vec<_> = (0..bytes.len()).filter(is_there).collect();
+        assert!(!places.is_empty(), "{symbol} is not there");
+        places.into_iter().for_each(|at| bytes[at] = b'_');
+        std::fs::write(&self.file, bytes).expect("the file is this test's");
+    }
+
     pub(crate) fn report(&self) -> PathBuf {
         self.folder.join("report")
     }
@@ -126,6 +138,13 @@ impl Drop for Plugin {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// Returns whether a rank tells that an operation has waited for two seconds, its limit: one of its
+/// own, or one of another rank.
+pub(crate) fn tells_of_the_limit(output: &str) -> bool {
+    // It is noticed at the next look, which a busy machine makes later.
+    output.contains(" waited 2") || output.contains(" gave up waiting")
 }
 
 pub(crate) fn expect_success(ended: &[Ended]) {

@@ -96,6 +96,8 @@ pub(super) fn connect(
     let (team, own) = (members.team() as usize, identity.rank as usize);
     let rail = offers.into_iter().skip(own % team).step_by(team);
     let handles = rail.map(|offer| offer.handle).collect();
+    // As above.
+    let limit = rendezvous.session.left() * 3 / 4;
     let stop = || {
         let verdict = rendezvous.session.check().err().map(|error| error.to_string());
         let late = || rendezvous.deadline().passed().then(|| "it took too long".to_owned());
@@ -104,7 +106,7 @@ pub(super) fn connect(
     };
     let reduction = |header: &[u8]| Header::decode(header)?.descriptor.reduction();
     let format = Format { header_bytes: HEADER_BYTES, reduction };
-    let ends = net.connect((handles, own / team), format, stop);
+    let ends = net.connect((handles, own / team), format, (limit, stop));
     let edge = ends.map_err(Error::from).and_then(|((sender, receiver), reductions)| {
         let outgoing = Outgoing::new(sender, identity.rank, slot_bytes);
         let mut edge =

@@ -15,13 +15,14 @@ use group::Unconnected;
 use oxccl_net::{Handle, Receiver, Sender};
 use oxccl_plan::{DataType, ReduceOp};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const KIND: Kind = Kind {
     name: "collnet",
     prefix: "libnccl-net",
     symbol: "ncclCollNetPlugin_v",
     versions: &[12, 11, 10, 9, 8],
+    lists: true,
 };
 
 /// The advice of errors about networks that reduce.
@@ -123,16 +124,22 @@ impl CollNet {
     }
 
     /// Connects the ranks of a rail, of which this is number `rank`, and asks for the reductions:
-    /// there are plugins that know them only then. Waits for the others as long as `stop` finds no
-    /// reason against it.
+    /// there are plugins that know them only then. Waits for the others for `limit` at most, and as
+    /// long as `stop` finds no reason against it.
     pub(crate) fn connect(
         self,
         (handles, rank): (Vec<Handle>, usize),
         format: Format,
-        stop: impl FnMut() -> Option<oxccl_net::Error>,
+        (limit, mut stop): (Duration, impl FnMut() -> Option<oxccl_net::Error>),
     ) -> oxccl_net::Result<Connected> {
-        let made =
-            self.instance.connect(move |instance| instance.connect(handles, rank, format), stop)?;
+        let (label, start) = (&self.label, Instant::now());
+        let late = || {
+            let cause = || format!("it has not returned for {:.1} s", limit.as_secs_f32());
+            let error = || oxccl_net::Error::local(format!("connect of {label}"), cause(), HINT);
+            (start.elapsed() >= limit).then(error)
+        };
+        let connect = move |instance: &mut Unconnected| instance.connect(handles, rank, format);
+        let made = self.instance.connect(connect, || stop().or_else(late))?;
         let reductions = self.instance.call(|instance| instance.reductions())?;
         let text = format!("{} reduces between hosts", self.label);
         log::line(Level::Info, Subsystem::Net, &text);

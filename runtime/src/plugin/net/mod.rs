@@ -26,6 +26,7 @@ const KIND: Kind = Kind {
     prefix: "libnccl-net",
     symbol: "ncclNetPlugin_v",
     versions: &[12, 11, 10, 9, 8, 7, 6],
+    lists: true,
 };
 
 /// The advice of errors about networks.
@@ -42,7 +43,7 @@ fn loaded() -> &'static Loaded {
     static LOADED: OnceLock<Loaded> = OnceLock::new();
     LOADED.get_or_init(|| {
         let mut loaded = Loaded { plugins: Vec::new(), libraries: Vec::new() };
-        for name in wanted(Some(&Config::get().net_plugin)) {
+        for name in wanted(&KIND, Some(&Config::get().net_plugin)) {
             let attempt = load(&KIND, name.as_deref());
             // SAFETY: the symbol's name says what the structure is.
             let of = |found| unsafe { Unread::of(found) };

@@ -31,6 +31,7 @@ const KIND: Kind = Kind {
     prefix: "libnccl-profiler",
     symbol: "ncclProfiler_v",
     versions: &[7, 6, 5, 4, 3, 2, 1],
+    lists: false,
 };
 
 /// The advice of errors about profilers.
