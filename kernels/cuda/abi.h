@@ -57,7 +57,7 @@ enum {
 #define PACKET_DATA_BYTES 8
 
 // Bytes of each of the two slots of a channel's stage, until the large stage is there.
-#define SMALL_STAGE_SLOT_BYTES (32 * 1024)
+#define SMALL_STAGE_SLOT_BYTES (16 * 1024)
 
 // Bytes of each of the two slots of a channel in the large stage, which is made after the first
 // large operation.
@@ -94,7 +94,7 @@ enum {
 #define SMALL_MESSAGE_BYTES (64 * 1024)
 
 // Slots of a lane.
-#define LANE_SLOTS 2
+#define LANE_SLOTS 4
 
 // Bytes of a slot of a lane.
 #define LANE_SLOT_BYTES (32 * 1024)
@@ -127,6 +127,12 @@ enum {
 
 // The most steps of a program.
 #define MAX_STEPS 64
+
+// The most rounds of an [`EdgeProgram`].
+#define MAX_ROUNDS 8
+
+// The turns from a round of a window to its next one, where windows overlap.
+#define ROUND_TURNS 2
 
 // The most messages that a launch with a small argument sends and receives.
 #define FEW_MESSAGES 32
@@ -840,12 +846,18 @@ typedef struct EdgeProgram {
   uint64_t align_elems;
   // Bytes of scratch of a lane.
   uint64_t lane_scratch_bytes;
+  // Bytes of scratch of a window.
+  uint64_t window_scratch_bytes;
   // Bytes from a block of scratch to the next one.
   uint64_t scratch_bytes;
   // Parts per window.
   uint32_t parts;
-  // The number of steps.
-  uint32_t nsteps;
+  // The number of rounds.
+  uint32_t rounds;
+  // The number of windows that may be under way together.
+  uint32_t windows;
+  // The number of the step behind the last one of each round.
+  uint32_t round_ends[MAX_ROUNDS];
   // The address of the [`EdgeStep`]s, in memory of the host.
   uint64_t steps;
   // The address of [`REMEMBERED`] times [`Begun`], by number, in memory of the host.

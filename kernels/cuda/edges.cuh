@@ -18,6 +18,7 @@ struct EdgeInterpreter {
   const EdgeProgram& p;
   uint64_t scale, number;  // the user's scalar, and the number of the collective
   Cut window;              // the current one
+  uint64_t scratch;        // the offset of its scratch in that of the lane
 
   using B = typename E::Bits;
   static constexpr int N = 16 / sizeof(B);
@@ -30,7 +31,7 @@ struct EdgeInterpreter {
     window.range(s, p.parts, first, last);
     len = (last - first) * p.call.element_bytes;
     if (s.buffer == SCRATCH) {
-      uint64_t at = blockIdx.x * p.lane_scratch_bytes + s.block * p.scratch_bytes;
+      uint64_t at = blockIdx.x * p.lane_scratch_bytes + scratch + s.block * p.scratch_bytes;
       return reinterpret_cast<char*>(rank().scratch) + at;
     }
     uint64_t base = s.buffer == INPUT ? p.call.input : p.call.output;
@@ -155,15 +156,16 @@ struct EdgeInterpreter {
   // Steps that are held in the block's memory at a time.
   static constexpr uint32_t HELD = 64;
 
-  // Runs all steps of a window. The program lies in memory of the host.
-  __device__ bool run_window(EdgeStep* held, uint32_t& first) const {
+  // Runs the steps of a round of a window. The program lies in memory of the host.
+  __device__ bool run_round(uint32_t round, EdgeStep* held, uint32_t& first) const {
     const EdgeStep* all = reinterpret_cast<const EdgeStep*>(p.steps);
-    for (uint32_t i = 0; i < p.nsteps; i++) {
+    uint32_t nsteps = p.round_ends[p.rounds - 1];
+    for (uint32_t i = round > 0 ? p.round_ends[round - 1] : 0; i < p.round_ends[round]; i++) {
       if (i < first || i >= first + HELD) {
         sync_movers();
         first = i / HELD * HELD;
         uint32_t mine = first + threadIdx.x;
-        if (threadIdx.x < HELD && mine < p.nsteps) held[threadIdx.x] = all[mine];
+        if (threadIdx.x < HELD && mine < nsteps) held[threadIdx.x] = all[mine];
         sync_movers();
       }
       if (!step(held[i - first], i)) return false;
@@ -171,14 +173,24 @@ struct EdgeInterpreter {
     return true;
   }
 
+  // Carries out the rounds of all windows in the order of `next_round` in oxccl_plan: in each turn
+  // a window begins, and those before it have their next round, the oldest first.
   __device__ void run(EdgeStep* held) {
     uint32_t held_from = ~0u - HELD;
     window.align = p.align_elems;
     uint64_t first = blockIdx.x * p.share_elems, last = first + p.share_elems;
     if (last > p.call.count) last = p.call.count;
-    for (uint64_t at = first; at < last; at += p.window_elems) {
-      window.open(at, last - at, p.window_elems, p.parts);
-      if (!run_window(held, held_from)) return;
+    if (first >= last) return;
+    uint64_t windows = (last - first + p.window_elems - 1) / p.window_elems;
+    for (uint64_t turn = 0; turn < windows + (p.rounds - 1) * ROUND_TURNS; turn++) {
+      for (uint32_t round = p.rounds; round-- > 0;) {
+        uint64_t number = turn - round * ROUND_TURNS;  // beyond all windows before the first one
+        if (number >= windows) continue;
+        uint64_t at = first + number * p.window_elems;
+        window.open(at, last - at, p.window_elems, p.parts);
+        scratch = number % p.windows * p.window_scratch_bytes;
+        if (!run_round(round, held, held_from)) return;
+      }
     }
   }
 };
@@ -227,7 +239,7 @@ __device__ inline void run_edges(const EdgeProgram& program) {
       begin = begin_together(program.call);
     }
   } else {
-    EdgeInterpreter<E>{program, scale_of(program.call), number, {}}.run(held);
+    EdgeInterpreter<E>{program, scale_of(program.call), number, {}, 0}.run(held);
   }
   __syncthreads();
   end_together(program.call.rank, begin);

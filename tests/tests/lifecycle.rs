@@ -249,7 +249,7 @@ fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let src = Slice { buffer: Buffer::Input, block: 0, part: 0, parts: 1 };
     let ops = vec![Op::Send { peer: 99, src }];
     let mut programs = (*programs).clone();
-    programs.any.program = Steps { ops };
+    programs.any.program = Steps::from(ops);
     (Arc::new(comm), call, Arc::new(programs))
 }
 

@@ -16,7 +16,7 @@ pub const LARGE_PACKETS_BYTES: usize = 4 << 20;
 /// Bytes of data in a packet, which is twice as large.
 pub const PACKET_DATA_BYTES: usize = 8;
 /// Bytes of each of the two slots of a channel's stage, until the large stage is there.
-pub const SMALL_STAGE_SLOT_BYTES: usize = 32 * 1024;
+pub const SMALL_STAGE_SLOT_BYTES: usize = 16 * 1024;
 /// Bytes of each of the two slots of a channel in the large stage, which is made after the first
 /// large operation.
 pub const STAGE_SLOT_BYTES: usize = 128 * 1024;
@@ -41,7 +41,7 @@ pub const LANES: usize = 4;
 /// The most bytes of a message that uses only the first lane of a queue.
 pub const SMALL_MESSAGE_BYTES: usize = 64 * 1024;
 /// Slots of a lane.
-pub const LANE_SLOTS: usize = 2;
+pub const LANE_SLOTS: usize = 4;
 /// Bytes of a slot of a lane.
 pub const LANE_SLOT_BYTES: usize = 32 * 1024;
 /// Slots of the words for an edge with a rank of another host: at least as many as messages that
@@ -64,6 +64,10 @@ pub const RUNS: usize = 64;
 pub const NO_CALL: u32 = u32::MAX;
 /// The most steps of a program.
 pub const MAX_STEPS: usize = 64;
+/// The most rounds of an [`EdgeProgram`].
+pub const MAX_ROUNDS: usize = 8;
+/// The turns from a round of a window to its next one, where windows overlap.
+pub const ROUND_TURNS: usize = 2;
 /// The most messages that a launch with a small argument sends and receives.
 pub const FEW_MESSAGES: usize = 32;
 /// The most messages that any launch sends and receives.
@@ -683,12 +687,18 @@ pub struct EdgeProgram {
     pub align_elems: u64,
     /// Bytes of scratch of a lane.
     pub lane_scratch_bytes: u64,
+    /// Bytes of scratch of a window.
+    pub window_scratch_bytes: u64,
     /// Bytes from a block of scratch to the next one.
     pub scratch_bytes: u64,
     /// Parts per window.
     pub parts: u32,
-    /// The number of steps.
-    pub nsteps: u32,
+    /// The number of rounds.
+    pub rounds: u32,
+    /// The number of windows that may be under way together.
+    pub windows: u32,
+    /// The number of the step behind the last one of each round.
+    pub round_ends: [u32; MAX_ROUNDS],
     /// The address of the [`EdgeStep`]s, in memory of the host.
     pub steps: u64,
     /// The address of [`REMEMBERED`] times [`Begun`], by number, in memory of the host.

@@ -1,5 +1,6 @@
 //! The cost model: latency and bandwidth of the actions of plans, per kind of link.
 
+use crate::ir::Layout;
 use crate::spec::{Collective, Spec};
 
 /// Costs of one rank's actions. Times in µs, bandwidths in GB/s (10⁹ bytes per second).
@@ -118,11 +119,13 @@ impl CostModel {
     };
 
     /// GPUs of several hosts, whose messages pass through memory of the host and TCP: a message of
-    /// 8 bytes takes 21 µs, one of 32 KiB 34 µs (two H200, loopback, `docs/gpu-results.md`).
+    /// 8 bytes takes 21 µs (two H200, loopback, `docs/gpu-results.md`); the bandwidth is that with
+    /// which all-reduces of 32 MiB in windows that overlap take 6 ms, where all lanes carry
+    /// messages at once (four H100 as two hosts, `docs/results/two-hosts-2026-11-27.md`).
     pub const GPUS_TCP: CostModel = CostModel {
         latency_us: 13.0,
         message_us: 4.0,
-        link_gbps: 4.5,
+        link_gbps: 6.7,
         near: Some(&CostModel::NVLINK),
         ..CostModel::NVLINK
     };
@@ -251,8 +254,12 @@ impl CostModel {
         self.latency_us + self.next_hop_us(bytes, reduces)
     }
 
-    /// Returns the latencies of the messages of so many bytes in all windows but the first.
-    pub fn further_latency_us(&self, bytes: u64) -> f64 {
+    /// Returns the latencies of the messages of so many bytes in all windows of a plan but the
+    /// first; those of windows that overlap are hidden.
+    pub fn further_latency_us(&self, layout: Option<Layout>, bytes: u64) -> f64 {
+        if layout.is_some_and(|layout| layout.rounds > 1) {
+            return 0.0;
+        }
         bytes.div_ceil(self.edge_slot_bytes).saturating_sub(1) as f64 * self.latency_us
     }
 

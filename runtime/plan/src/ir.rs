@@ -6,6 +6,8 @@
 //! window a block is cut into *parts*. A program runs once per window. All ranks cut alike, so both
 //! ends of an edge know the length of each message, and a message without elements is not sent.
 
+use std::ops::Range;
+
 /// The memory that a slice lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -193,6 +195,73 @@ pub enum Op {
 pub struct Program {
     /// The operations, in order.
     pub ops: Vec<Op>,
+    /// The places in `ops` at which the rounds after the first one begin ([`Layout::rounds`]); none
+    /// where windows do not overlap.
+    pub rounds: Vec<usize>,
+}
+
+impl std::convert::From<Vec<Op>> for Program {
+    fn from(ops: Vec<Op>) -> Self {
+        Self { ops, rounds: Vec::new() }
+    }
+}
+
+impl Program {
+    /// Begins the next round.
+    pub(crate) fn begin_round(&mut self) {
+        self.rounds.push(self.ops.len());
+    }
+
+    /// Returns the number of rounds.
+    pub fn nrounds(&self) -> u32 {
+        self.rounds.len() as u32 + 1
+    }
+
+    /// Returns the place in `ops` behind the last operation of a round.
+    pub fn round_end(&self, round: u32) -> usize {
+        self.rounds.get(round as usize).copied().unwrap_or(self.ops.len())
+    }
+
+    /// Returns the places in `ops` of the operations of each round, in order.
+    pub fn rounds(&self) -> impl Iterator<Item = Range<usize>> {
+        let begins = std::iter::once(0).chain(self.rounds.iter().copied());
+        let ends = self.rounds.iter().copied().chain([self.ops.len()]);
+        begins.zip(ends).map(|(begin, end)| begin..end)
+    }
+}
+
+/// The most rounds of a plan whose windows may overlap.
+pub const MAX_ROUNDS: usize = 8;
+
+/// The most messages of a window on an edge where windows overlap.
+pub const ROUND_MESSAGES: usize = 2;
+
+/// The turns from a round of a window to its next one: the time that messages have to arrive. An
+/// edge has [`ROUND_MESSAGES`] times as many slots at least, so that a rank sends all of its turn
+/// however far behind its peers are.
+pub const ROUND_TURNS: usize = 2;
+
+/// Returns how many windows are under way together in a plan of so many rounds.
+pub const fn overlapping(rounds: u32) -> u64 {
+    (rounds as u64 - 1) * ROUND_TURNS as u64 + 1
+}
+
+/// Returns the window and the round that an executor carries out after one, the first if that is
+/// `None`, in a plan of so many rounds whose windows overlap: in each turn a window begins, and
+/// those before it have their next round, the oldest first. `None` after the last one.
+pub fn next_round(after: Option<(u64, u32)>, windows: u64, rounds: u32) -> Option<(u64, u32)> {
+    let turns = |round: u32| u64::from(round) * ROUND_TURNS as u64;
+    let of_turn = |turn: u64, before: u32| {
+        let oldest = (0..before).rev().map(|round| (turn.checked_sub(turns(round)), round));
+        let mut there = oldest.filter_map(|(window, round)| Some((window?, round)));
+        there.find(|(window, _)| *window < windows)
+    };
+    let (turn, round) = match after {
+        None => (0, rounds),
+        Some((window, round)) => (window + turns(round), round),
+    };
+    let last = windows.saturating_sub(1) + turns(rounds - 1);
+    of_turn(turn, round).or_else(|| (turn + 1..=last).find_map(|turn| of_turn(turn, rounds)))
 }
 
 /// The access of ranks to each other's user memory.
@@ -228,6 +297,10 @@ pub struct Layout {
     /// The access of ranks to each other's user memory; a plan with such access has one window,
     /// unless it copies to scratch.
     pub user_memory: UserMemory,
+    /// The number of rounds of each program: what goes to another team in a round is received in
+    /// the next one, and [`ROUND_MESSAGES`] of a window at most go over an edge. So windows may
+    /// overlap ([`next_round`]). 1 where each window waits for the one before.
+    pub rounds: u32,
 }
 
 impl Layout {
@@ -382,7 +455,32 @@ mod tests {
         signals: 1,
         done_signal: 2,
         user_memory: UserMemory::Private,
+        rounds: 1,
     };
+
+    #[test]
+    fn all_rounds_of_all_windows_come_once_and_in_turns() {
+        for (windows, rounds) in
+            (0..30u64).flat_map(|w| (1..=MAX_ROUNDS as u32).map(move |r| (w, r)))
+        {
+            let order: Vec<_> = std::iter::successors(next_round(None, windows, rounds), |&last| {
+                next_round(Some(last), windows, rounds)
+            })
+            .collect();
+            let turn = |&(window, round): &(u64, u32)| {
+                (window + u64::from(round) * ROUND_TURNS as u64, window)
+            };
+            assert!(order.iter().map(turn).is_sorted(), "{order:?}");
+            let mut all: Vec<_> =
+                (0..windows).flat_map(|w| (0..rounds).map(move |r| (w, r))).collect();
+            all.sort_by_key(turn);
+            assert_eq!(order, all);
+            let begins = |w: u64| order.iter().position(|at| *at == (w, 0)).unwrap();
+            let ends = |w: u64| order.iter().position(|at| *at == (w, rounds - 1)).unwrap();
+            let later = overlapping(rounds);
+            assert!((0..windows.saturating_sub(later)).all(|w| ends(w) < begins(w + later)));
+        }
+    }
 
     #[test]
     fn parts_cover_every_element_once_and_fit_the_slots() {

@@ -131,6 +131,6 @@ impl Phases {
             ops.extend(to.iter().map(|&peer| Op::Send { peer, src: *result }));
         }
         ops.extend(takes.iter().map(receive));
-        Program { ops }
+        ops.into()
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::cost::CostModel;
 use crate::generate::Plan;
-use crate::ir::{Buffer, From, Geometry, Op};
+use crate::ir::{Buffer, From, Geometry, Op, next_round, overlapping};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use step::Step;
@@ -64,6 +64,8 @@ pub enum Fault {
     OutOfReach { rank: u32, step: usize, peer: u32 },
     #[error("rank {rank} signals {got} times in a window; the plan says {expected}")]
     SignalCount { rank: u32, got: u64, expected: u32 },
+    #[error("rank {rank} has {got} rounds; the plan says {expected}")]
+    RoundCount { rank: u32, got: u32, expected: u32 },
     #[error("rank {rank} step {step}: message of {got} parts where {expected} are awaited")]
     Length { rank: u32, step: usize, got: usize, expected: usize },
     #[error(
@@ -198,6 +200,9 @@ pub struct Options<'a> {
     /// The number of ranks of a team, within which ranks reach each other's memory and the near
     /// costs hold.
     pub team: u32,
+    /// True if the windows of a collective overlap as far as its plan allows
+    /// ([`Layout::rounds`](crate::ir::Layout::rounds)).
+    pub overlap: bool,
 }
 
 impl Options<'_> {
@@ -233,7 +238,18 @@ struct Running<'a, V> {
     memory: Vec<[Vec<Cell<V>>; 3]>,
     phase_base: u64,
     stage_base: u64,
-    at: Vec<(u64, usize)>,
+    /// The number of rounds in which the programs run: 1 unless windows overlap.
+    rounds: u32,
+    /// The place of each rank; `None` once it has ended its program.
+    at: Vec<Option<At>>,
+}
+
+/// The place of a rank in a collective.
+#[derive(Clone, Copy)]
+struct At {
+    window: u64,
+    round: u32,
+    step: usize,
 }
 
 /// The output of a collective: for each rank the value and the last writing step of each part,
@@ -278,7 +294,7 @@ impl<'a, V: Values> Machine<'a, V> {
     pub fn run(&mut self, work: &Work<'_>) -> Result<Outputs<V::Value>, Fault> {
         match work {
             Work::Collective { plan, programs, geometry, in_place } => {
-                let mut run = self.start(plan, programs, *geometry, in_place);
+                let mut run = self.start(plan, programs, *geometry, in_place)?;
                 self.run_collective(&mut run)
             }
             Work::Exchange(transfers) => self.run_exchange(transfers).map(|()| Vec::new()),
@@ -291,8 +307,9 @@ impl<'a, V: Values> Machine<'a, V> {
         programs: &'b [crate::ir::Program],
         geometry: Geometry,
         in_place: &'b [bool],
-    ) -> Running<'b, V::Value> {
+    ) -> Result<Running<'b, V::Value>, Fault> {
         let spec = &plan.spec;
+        let rounds = if self.options.overlap { plan.layout.rounds } else { 1 };
         let windows = geometry.windows() as usize;
         let parts = geometry.parts as usize;
         let mut memory = Vec::new();
@@ -310,9 +327,26 @@ impl<'a, V: Values> Machine<'a, V> {
         }
         let phase_base = self.ranks[0].phase;
         let stage_base = self.ranks[0].stage_windows;
-        let at = vec![(0, 0); spec.nranks as usize];
-        let mut run =
-            Running { plan, programs, geometry, in_place, memory, phase_base, stage_base, at };
+        for (rank, program) in (0u32..).zip(programs).filter(|_| rounds > 1) {
+            let (got, expected) = (program.nrounds(), rounds);
+            if got != expected {
+                return Err(Fault::RoundCount { rank, got, expected });
+            }
+        }
+        let first = next_round(None, geometry.windows(), rounds);
+        let first = first.map(|(window, round)| At { window, round, step: 0 });
+        let at = vec![first; programs.len()];
+        let mut run = Running {
+            plan,
+            programs,
+            geometry,
+            in_place,
+            memory,
+            phase_base,
+            stage_base,
+            rounds,
+            at,
+        };
         for rank in 0..spec.nranks {
             for block in 0..spec.input_blocks(rank) {
                 for window in 0..geometry.windows() {
@@ -325,7 +359,7 @@ impl<'a, V: Values> Machine<'a, V> {
                 }
             }
         }
-        run
+        Ok(run)
     }
 
     fn run_collective(
@@ -335,8 +369,8 @@ impl<'a, V: Values> Machine<'a, V> {
         loop {
             let (mut moved, mut done) = (false, true);
             for rank in 0..run.plan.spec.nranks {
-                while run.at[rank as usize].0 < run.geometry.windows() {
-                    if !self.step(run, rank)? {
+                while let Some(at) = run.at[rank as usize] {
+                    if !self.step(run, rank, at)? {
                         done = false;
                         break;
                     }
@@ -355,11 +389,10 @@ impl<'a, V: Values> Machine<'a, V> {
     /// Names the blocked rank whose awaited partner cannot move any more, or else the first blocked
     /// rank.
     fn deadlock(&self, run: &Running<'_, V::Value>) -> Fault {
-        let windows = run.geometry.windows();
-        let blocked = |r: u32| run.at[r as usize].0 < windows;
+        let blocked = |r: u32| run.at[r as usize].is_some();
+        let at = |r: u32| run.at[r as usize].unwrap_or(At { window: 0, round: 0, step: 0 });
         let partner = |r: u32| {
-            let (_, step) = run.at[r as usize];
-            let peer = match run.programs[r as usize].ops.get(step) {
+            let peer = match run.programs[r as usize].ops.get(at(r).step) {
                 Some(Op::Send { peer, .. } | Op::Recv { peer, .. }) => Some(*peer),
                 Some(Op::RecvReduce { peer, .. }) => Some(*peer),
                 Some(Op::Wait { from: From::One(peer), .. }) => Some(*peer),
@@ -371,27 +404,33 @@ impl<'a, V: Values> Machine<'a, V> {
         let ranks = 0..run.plan.spec.nranks;
         let orphan = ranks.clone().find(|&r| blocked(r) && partner(r).is_some_and(|p| !blocked(p)));
         let rank = orphan.or_else(|| ranks.clone().find(|&r| blocked(r))).unwrap_or(0);
-        let (window, step) = run.at[rank as usize];
+        let At { window, step, .. } = at(rank);
         let op = run.programs[rank as usize].ops.get(step);
         let awaited = match partner(rank) {
             Some(p) if !blocked(p) => format!("{op:?}, but rank {p} has ended its program"),
-            Some(p) => format!("{op:?}, while rank {p} is at step {}", run.at[p as usize].1),
+            Some(p) => format!("{op:?}, while rank {p} is at step {}", at(p).step),
             None => format!("{op:?}"),
         };
         Fault::Deadlock { rank, step, window, awaited }
     }
 
     /// Executes one operation of one rank; false when the operation has to wait.
-    fn step(&mut self, run: &mut Running<'_, V::Value>, rank: u32) -> Result<bool, Fault> {
-        let (window, step) = run.at[rank as usize];
-        let Some(&op) = run.programs[rank as usize].ops.get(step) else {
-            self.end_window(run, rank)?;
+    fn step(&mut self, run: &mut Running<'_, V::Value>, rank: u32, at: At) -> Result<bool, Fault> {
+        let At { window, round, step } = at;
+        if step == run.round_end(rank, round) {
+            if round + 1 == run.rounds {
+                self.end_window(run, rank, window)?;
+            }
+            let next = next_round(Some((window, round)), run.geometry.windows(), run.rounds);
+            let begin = |round: u32| round.checked_sub(1).map_or(0, |r| run.round_end(rank, r));
+            run.at[rank as usize] =
+                next.map(|(window, round)| At { window, round, step: begin(round) });
             return Ok(true);
-        };
-        let mut cx = Step { machine: self, run, rank, step, window };
-        let moved = cx.execute(op)?;
+        }
+        let op = run.programs[rank as usize].ops[step];
+        let moved = Step { machine: self, run, rank, step, window }.execute(op)?;
         if moved {
-            run.at[rank as usize].1 += 1;
+            run.at[rank as usize] = Some(At { step: step + 1, ..at });
             if self.options.races {
                 self.ranks[rank as usize].clock[rank as usize] += 1;
             }
@@ -399,9 +438,13 @@ impl<'a, V: Values> Machine<'a, V> {
         Ok(moved)
     }
 
-    fn end_window(&mut self, run: &mut Running<'_, V::Value>, rank: u32) -> Result<(), Fault> {
+    fn end_window(
+        &mut self,
+        run: &Running<'_, V::Value>,
+        rank: u32,
+        window: u64,
+    ) -> Result<(), Fault> {
         let layout = &run.plan.layout;
-        let (window, _) = run.at[rank as usize];
         let base = run.phase_base + window * u64::from(layout.signals);
         let state = &mut self.ranks[rank as usize];
         if state.phase != base + u64::from(layout.signals) {
@@ -413,7 +456,6 @@ impl<'a, V: Values> Machine<'a, V> {
             state.slot_need[slot] = base + u64::from(layout.done_signal);
             state.stage_windows += 1;
         }
-        run.at[rank as usize] = (window + 1, 0);
         Ok(())
     }
 
@@ -528,6 +570,12 @@ impl<'a, V: Values> Machine<'a, V> {
 }
 
 impl<V> Running<'_, V> {
+    /// Returns the step behind the last one of a round of a rank.
+    fn round_end(&self, rank: u32, round: u32) -> usize {
+        let program = &self.programs[rank as usize];
+        if self.rounds > 1 { program.round_end(round) } else { program.ops.len() }
+    }
+
     /// Returns the location of a part of a buffer, with in-place calls considered: (index of the
     /// memory, cell).
     fn locate(
@@ -540,6 +588,8 @@ impl<V> Running<'_, V> {
     ) -> (usize, usize) {
         let spec = &self.plan.spec;
         if buffer == Buffer::Scratch {
+            // Windows under way together have scratch of their own, which later ones use again.
+            let window = if self.rounds > 1 { window % overlapping(self.rounds) } else { window };
             let cell = u64::from(block) * self.geometry.windows() + window;
             return (buffer as usize, cell as usize);
         }

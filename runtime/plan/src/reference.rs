@@ -49,7 +49,8 @@ pub fn interpret(
     let programs: Vec<_> = (0..spec.nranks).map(|r| plan.program(r)).collect();
     let in_place = vec![false; spec.nranks as usize];
     let values = Bytes { dtype, op, nranks: spec.nranks, geometry, inputs };
-    let options = Options { edge_slots: 2, races: false, costs: None, team: spec.team };
+    let options =
+        Options { edge_slots: 2, races: false, costs: None, team: spec.team, overlap: false };
     let mut machine = Machine::new(spec.nranks, values, options);
     let (programs, in_place) = (&programs[..], &in_place[..]);
     let parts = machine.run(&Work::Collective { plan, programs, geometry, in_place })?;

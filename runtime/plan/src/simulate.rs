@@ -27,8 +27,13 @@ pub fn time_us(plan: &Plan, bytes: u64, model: &CostModel) -> Result<f64, Fault>
     let blocks =
         plan.spec.input_blocks(plan.spec.root).max(plan.spec.output_blocks(plan.spec.root));
     let model = &model.for_buffer(bytes * u64::from(blocks));
-    let options =
-        Options { edge_slots: 4, races: false, costs: Some((model, 1)), team: plan.spec.team };
+    let options = Options {
+        edge_slots: 4,
+        races: false,
+        costs: Some((model, 1)),
+        team: plan.spec.team,
+        overlap: false,
+    };
     let mut machine = Machine::new(nranks, Nothing, options);
     let (programs, in_place) = (&programs[..], &vec![false; nranks as usize][..]);
     machine.run(&Work::Collective { plan, programs, geometry, in_place })?;

@@ -113,6 +113,8 @@ pub struct Conditions {
     /// True if the order of accesses to shared memory is checked (quadratic in the number of
     /// ranks).
     pub races: bool,
+    /// True if windows overlap, as in [`Options::overlap`].
+    pub overlap: bool,
 }
 
 impl Conditions {
@@ -127,6 +129,7 @@ impl Conditions {
             },
             edge_slots: 2,
             races: nranks <= 64,
+            overlap: false,
         }
     }
 }
@@ -192,9 +195,10 @@ pub fn verify_sequence(
 
 fn machine(
     (nranks, team): (u32, u32),
-    &Conditions { edge_slots, races, .. }: &Conditions,
+    &Conditions { edge_slots, races, overlap, .. }: &Conditions,
 ) -> Machine<'static, Symbols> {
-    Machine::new(nranks, Symbols::default(), Options { edge_slots, races, costs: None, team })
+    let options = Options { edge_slots, races, costs: None, team, overlap };
+    Machine::new(nranks, Symbols::default(), options)
 }
 
 /// Compares the outputs with the result that the collective requires.

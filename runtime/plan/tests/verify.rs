@@ -2,7 +2,7 @@
 //! large ones, in sequences; and broken plans of every kind, which it has to refuse.
 
 use oxccl_plan::generate::Needs;
-use oxccl_plan::ir::{Capacity, UserMemory};
+use oxccl_plan::ir::{Capacity, ROUND_MESSAGES, ROUND_TURNS, UserMemory, overlapping};
 use oxccl_plan::lines::{self, Phases};
 use oxccl_plan::machine::{Fault, Transfer};
 use oxccl_plan::verify::{Conditions, Step, verify, verify_programs, verify_sequence};
@@ -77,6 +77,58 @@ fn every_plan_between_2_to_8_teams_of_1_to_8_ranks() {
     assert!(verified > 10_000);
 }
 
+/// Verifies a plan whose windows overlap, with so many of them and a part of one.
+fn verify_overlap(plan: &Plan, windows: u64) -> Result<(), Fault> {
+    let conditions = Conditions::tight(SLOT, plan.spec.nranks);
+    let count = windows * SLOT / u64::from(plan.layout.message_parts);
+    let count = count * u64::from(plan.layout.parts) + 1;
+    let edge_slots = ROUND_MESSAGES * ROUND_TURNS;
+    verify(plan, count, &Conditions { overlap: true, races: false, edge_slots, ..conditions })
+}
+
+#[test]
+fn windows_of_every_plan_in_rounds_may_overlap() {
+    let mut verified = 0;
+    let shapes = (2..=16).flat_map(|n| teams(n).map(move |team| (n, team)));
+    for (nranks, team) in shapes {
+        let roots = [0, nranks / 2, nranks - 1];
+        let specs = specs(nranks).into_iter().filter(|spec| roots.contains(&spec.root));
+        let plans = specs.flat_map(|spec| Plan::candidates(spec.in_teams(team)));
+        for plan in plans.filter(|plan| plan.layout.rounds > 1) {
+            for windows in [1, 2, overlapping(plan.layout.rounds) + 2] {
+                verify_overlap(&plan, windows)
+                    .unwrap_or_else(|fault| panic!("{plan:?} windows {windows}: {fault}"));
+                verified += 1;
+            }
+        }
+    }
+    println!("{verified} plans verified");
+    assert!(verified > 1_000);
+}
+
+#[test]
+fn windows_that_must_not_overlap_are_told() {
+    let declare = |plan: Plan, rounds: u32| {
+        let mut layout = plan.layout;
+        layout.rounds = rounds;
+        verify_overlap(&Plan { layout, ..plan }, 20)
+    };
+    let plan = |nranks, algorithm| {
+        Plan::new(Spec::new(Collective::AllReduce, nranks, 0), algorithm).expect("a plan")
+    };
+    // More messages than an edge has slots.
+    let ring = plan(6, Algorithm::Ring);
+    assert_eq!(ring.layout.rounds, 1);
+    assert!(matches!(declare(ring, 11), Err(Fault::Deadlock { .. })));
+    // Ranks with other rounds than the rest.
+    let halving = plan(6, Algorithm::Halving);
+    assert_eq!(halving.layout.rounds, 1);
+    assert!(matches!(declare(halving, 5), Err(Fault::RoundCount { .. })));
+    let two_shot = plan(4, Algorithm::TwoShotEdges);
+    assert!(matches!(declare(two_shot, 2), Err(Fault::RoundCount { got: 3, expected: 2, .. })));
+    assert_eq!(declare(two_shot, 3), Ok(()));
+}
+
 #[test]
 fn every_collective_has_a_plan_over_edges_alone() {
     for spec in specs(7) {
@@ -133,7 +185,8 @@ proptest! {
             };
             let count = if plan.layout.stage_blocks > 1 || collective == Collective::AllGather
                 || collective == Collective::ReduceScatter { count.min(8) } else { count };
-            let conditions = Conditions { room, edge_slots: 2, races: nranks <= 40 };
+            let (edge_slots, races, overlap) = (2, nranks <= 40, false);
+            let conditions = Conditions { room, edge_slots, races, overlap };
             // Every rank reads from every other: n² accesses per part.
             let edges = [Algorithm::OneShotEdges, Algorithm::TwoShotEdges];
             let all_pairs = plan.layout.signals > 0 || edges.contains(&plan.algorithm);

@@ -90,8 +90,11 @@ impl Sources {
         let home = if secure { None } else { std::env::home_dir() };
         let mut sources =
             Self::new(std::env::vars_os(), secure, home.as_deref(), Path::new(SYSTEM_FILE));
-        let variable = sources.lookup("NCCL_ENV_PLUGIN").map(|(name, _)| name);
-        sources.plugin = env::plugin(variable.as_deref());
+        // A plugin may pass on what the caller has in the environment.
+        if !secure {
+            let variable = sources.lookup("NCCL_ENV_PLUGIN").map(|(name, _)| name);
+            sources.plugin = env::plugin(variable.as_deref());
+        }
         sources
     }
 

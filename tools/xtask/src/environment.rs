@@ -19,7 +19,8 @@ comments, and spaces around name and value do not count. Before plugins are look
 first communicator, the files' variables that the environment lacks are put there, since plugins
 look for theirs in it, those of other libraries (`FI_…`, `UCX_…`) as well; nothing else is written
 to it. An empty value is as none, except for texts. A program with more rights than its caller
-(set-user-id and the like) takes no paths from its environment and does not read `~/.nccl.conf`.
+(set-user-id and the like) takes no paths from its environment, asks no plugin, and does not read
+`~/.nccl.conf`.
 
 No communicator is made where a value of an `OXCCL_` variable cannot be read: ncclInvalidArgument,
 with the variable, the value and what is expected. For NCCL's own variables that is a warning, and

@@ -1,7 +1,7 @@
 //! All-gather and reduce-scatter in `⌈log₂ n⌉` rounds for any number of ranks: Bruck's all-gather
 //! (J. Bruck et al., 1997) and its transpose, the shape of NCCL's PAT (arXiv 2506.20252).
 
-use super::{Algorithm, Generator, Needs, edge_layout};
+use super::{Algorithm, Generator, Needs, edge_layout, in_rounds, rounds_at_receives};
 use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Order, Slice};
 use crate::spec::{Collective, Spec};
@@ -12,7 +12,7 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Edges,
     canonical: false,
     layout,
-    ops,
+    program: |spec, rank| rounds_at_receives(ops(spec, rank)),
     cost_us,
 };
 
@@ -20,11 +20,14 @@ fn layout(spec: &Spec) -> Option<Layout> {
     if spec.nranks < 2 {
         return None;
     }
+    // The last round of all-gather, and the first of its transpose, moves most blocks.
+    let n = spec.nranks;
+    let most = rounds(n).iter().map(|(_, count)| *count).max().unwrap_or(0);
     match spec.collective {
-        Collective::AllGather => Some(edge_layout(1, 1, 0)),
+        Collective::AllGather => Some(in_rounds(edge_layout(1, 1, 0), n, most)),
         // A rank keeps a partial result for itself and one for each rank that it still has to
         // serve.
-        Collective::ReduceScatter => Some(edge_layout(1, 1, rounds(spec.nranks)[0].0)),
+        Collective::ReduceScatter => Some(in_rounds(edge_layout(1, 1, rounds(n)[0].0), n, most)),
         _ => None,
     }
 }
@@ -95,7 +98,8 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     rounds(spec.nranks)
         .into_iter()
         .map(|(_, count)| {
-            let first = model.hop_us(bytes, reduces) + model.further_latency_us(bytes);
+            let first =
+                model.hop_us(bytes, reduces) + model.further_latency_us(layout(spec), bytes);
             first + (count - 1) as f64 * model.next_hop_us(bytes, reduces)
         })
         .sum()

@@ -3,7 +3,7 @@
 //! pair up before and after. (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective
 //! communication operations in MPICH", 2005.) The fold tree is balanced over rank order.
 
-use super::{Algorithm, Generator, Needs, edge_layout};
+use super::{Algorithm, Generator, Needs, edge_layout, in_rounds, rounds_at_receives};
 use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Order, Slice};
 use crate::spec::{Collective, Spec};
@@ -14,14 +14,17 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Edges,
     canonical: false,
     layout,
-    ops,
+    program: |spec, rank| rounds_at_receives(ops(spec, rank)),
     cost_us,
 };
 
 fn layout(spec: &Spec) -> Option<Layout> {
     let power = spec.nranks.checked_ilog2().map_or(0, |bits| 1 << bits);
     let serves = spec.collective == Collective::AllReduce && spec.nranks > 1;
-    serves.then_some(edge_layout(power, (power / 2).max(1), 0))
+    let layout = edge_layout(power, (power / 2).max(1), 0);
+    // Ranks that pair up before and after have other rounds than the rest.
+    let alike = spec.nranks == power;
+    serves.then(|| if alike { in_rounds(layout, 2 * power.ilog2() + 1, 2) } else { layout })
 }
 
 fn parts(buffer: Buffer, part: u32, parts: u32) -> Slice {
@@ -109,7 +112,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     for step in 1..=steps {
         time += model.hop_us(bytes >> step, true) + model.hop_us(bytes >> step, false);
         // A message has at most half of a window.
-        time += 2.0 * model.further_latency_us(bytes / 2);
+        time += 2.0 * model.further_latency_us(layout(spec), bytes / 2);
     }
     if !spec.nranks.is_power_of_two() {
         time += model.hop_us(bytes, true) + model.hop_us(bytes, false);

@@ -18,7 +18,7 @@ mod two_shot;
 mod two_shot_edges;
 
 use crate::cost::CostModel;
-use crate::ir::{Layout, Op, Program, UserMemory};
+use crate::ir::{Layout, MAX_ROUNDS, Op, Program, ROUND_MESSAGES, UserMemory};
 use crate::spec::{Collective, Spec};
 
 /// The algorithms.
@@ -114,8 +114,8 @@ pub struct Generator {
     /// serve the specification. Algorithms by which ranks reach each other's memory are asked for
     /// one team only ([`Plan::new`]).
     pub layout: fn(&Spec) -> Option<Layout>,
-    /// Returns the operations of a rank.
-    pub ops: fn(&Spec, u32) -> Vec<Op>,
+    /// Returns the program of a rank.
+    pub program: fn(&Spec, u32) -> Program,
     /// Returns the time in µs for blocks of so many bytes, by the formula of the algorithm.
     pub cost_us: fn(&Spec, u64, &CostModel) -> f64,
 }
@@ -184,7 +184,11 @@ impl Plan {
 
     /// Returns the program of one rank.
     pub fn program(&self, rank: u32) -> Program {
-        Program { ops: (self.algorithm.generator().ops)(&self.spec, rank) }
+        let mut program = (self.algorithm.generator().program)(&self.spec, rank);
+        if self.layout.rounds == 1 {
+            program.rounds.clear();
+        }
+        program
     }
 
     /// Returns all plans that serve a specification.
@@ -204,7 +208,27 @@ const fn edge_layout(parts: u32, message_parts: u32, scratch_blocks: u32) -> Lay
         signals: 0,
         done_signal: 0,
         user_memory: UserMemory::Private,
+        rounds: 1,
     }
+}
+
+/// Returns the layout of a plan over edges whose programs consist of so many rounds, in all of
+/// which `messages` at most go over an edge between teams.
+const fn in_rounds(layout: Layout, rounds: u32, messages: u32) -> Layout {
+    let overlap = rounds as usize <= MAX_ROUNDS && messages <= ROUND_MESSAGES as u32;
+    Layout { rounds: if overlap { rounds } else { 1 }, ..layout }
+}
+
+/// Returns the program of these operations in which every receive begins a round.
+fn rounds_at_receives(ops: Vec<Op>) -> Program {
+    let mut program = Program::default();
+    for op in ops {
+        if matches!(op, Op::Recv { .. } | Op::RecvReduce { .. }) {
+            program.begin_round();
+        }
+        program.ops.push(op);
+    }
+    program
 }
 
 /// Returns the ranks other than `rank`, beginning with the next one, so that no rank is the first

@@ -16,7 +16,7 @@ pub(super) const STAGED: Generator = Generator {
     needs: Needs::Stage,
     canonical: true,
     layout: staged_layout,
-    ops: staged_ops,
+    program: |spec, rank| staged_ops(spec, rank).into(),
     cost_us: staged_cost_us,
 };
 
@@ -26,7 +26,7 @@ pub(super) const MAPPED: Generator = Generator {
     needs: Needs::UserMemory,
     canonical: true,
     layout: mapped_layout,
-    ops: mapped_ops,
+    program: |spec, rank| mapped_ops(spec, rank).into(),
     cost_us: mapped_cost_us,
 };
 
@@ -59,6 +59,7 @@ fn staged_layout(spec: &Spec) -> Option<Layout> {
         signals: 1,
         done_signal: if one_publisher { 1 } else { 2 },
         user_memory: UserMemory::Private,
+        rounds: 1,
     })
 }
 
@@ -101,6 +102,7 @@ fn mapped_layout(spec: &Spec) -> Option<Layout> {
         signals: 2,
         done_signal: 2,
         user_memory: UserMemory::Read,
+        rounds: 1,
     })
 }
 

@@ -2,9 +2,9 @@
 //! the contributions in rank order. This takes one message time; a reduction takes more traffic
 //! than by any other algorithm, and so does a broadcast of the root.
 
-use super::{Algorithm, Generator, Needs, edge_layout, others};
+use super::{Algorithm, Generator, Needs, edge_layout, in_rounds, others};
 use crate::cost::CostModel;
-use crate::ir::{Buffer, Layout, Op, Slice};
+use crate::ir::{Buffer, Layout, Op, Program, Slice};
 use crate::spec::{Collective, Spec};
 
 pub(super) const GENERATOR: Generator = Generator {
@@ -13,7 +13,7 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Edges,
     canonical: true,
     layout,
-    ops,
+    program,
     cost_us,
 };
 
@@ -21,7 +21,8 @@ fn layout(spec: &Spec) -> Option<Layout> {
     use Collective::{AllGather, AllReduce, Broadcast, Reduce};
     let serves = [AllReduce, Reduce, AllGather, Broadcast].contains(&spec.collective);
     let scratch_blocks = if spec.collective.reduces() { spec.nranks } else { 0 };
-    (serves && spec.nranks > 1).then_some(edge_layout(1, 1, scratch_blocks))
+    let layout = in_rounds(edge_layout(1, 1, scratch_blocks), 2, 1);
+    (serves && spec.nranks > 1).then_some(layout)
 }
 
 /// Returns whether the input of `from` goes to `to`.
@@ -33,12 +34,15 @@ fn goes(spec: &Spec, from: u32, to: u32) -> bool {
     }
 }
 
-fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
+fn program(spec: &Spec, rank: u32) -> Program {
     let (own, result) = (Slice::block(Buffer::Input, 0), Slice::block(Buffer::Output, 0));
     let peers = || others(rank, spec.nranks);
     let receivers = peers().filter(|&peer| goes(spec, rank, peer));
     let senders = || peers().filter(|&peer| goes(spec, peer, rank));
-    let mut ops: Vec<_> = receivers.map(|peer| Op::Send { peer, src: own }).collect();
+    let sends: Vec<_> = receivers.map(|peer| Op::Send { peer, src: own }).collect();
+    let mut program = Program::from(sends);
+    program.begin_round();
+    let ops = &mut program.ops;
     if !spec.collective.reduces() {
         let of = |peer| match spec.collective {
             Collective::AllGather => Slice::block(Buffer::Output, peer),
@@ -54,12 +58,11 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
         let (src, count, at) = (of(0), spec.nranks, rank);
         ops.push(Op::Fold { src, count, own, at, dst: result, finish: true });
     }
-    ops
+    program
 }
 
 fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let peers = f64::from(spec.nranks - 1);
-    let windows = bytes.div_ceil(model.edge_slot_bytes).max(1) as f64;
     let sends = if spec.collective == Collective::Reduce { 0.0 } else { peers };
     let receives = if spec.collective == Collective::Broadcast { 1.0 } else { peers };
     let all = bytes * u64::from(spec.nranks);
@@ -67,7 +70,8 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
         true => model.read_us(all, spec.nranks - 1, true),
         false => 0.0,
     };
-    windows * model.latency_us
+    // The latency of windows behind the first is hidden.
+    model.latency_us
         + sends * model.send_us(bytes)
         + receives * model.receive_us(bytes, false)
         + fold_us

@@ -1,11 +1,11 @@
-//! Exchanges over edges: all-to-all in rounds of disjoint pairs, gather and scatter by the root.
+//! Exchanges over edges: all-to-all between pairs of ranks, gather and scatter by the root.
 //!
-//! In round `s` rank `r` meets rank `(s − r) mod n`, which meets `r` in the same round. The blocks
-//! that a rank sends and receives in a round have the same number, so all-to-all works in place.
+//! Rank `r` meets rank `(s − r) mod n` as the `s`-th, which meets `r` as its `s`-th. It sends to
+//! all before it receives, so all-to-all takes one latency, and works in place.
 
-use super::{Algorithm, Generator, Needs, edge_layout, others};
+use super::{Algorithm, Generator, Needs, edge_layout, in_rounds, others};
 use crate::cost::CostModel;
-use crate::ir::{Buffer, Layout, Op, Slice};
+use crate::ir::{Buffer, Layout, Op, Program, Slice};
 use crate::spec::{Collective, Spec};
 
 pub(super) const GENERATOR: Generator = Generator {
@@ -14,32 +14,32 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Edges,
     canonical: true,
     layout,
-    ops,
+    program,
     cost_us,
 };
 
 fn layout(spec: &Spec) -> Option<Layout> {
     let serves =
         matches!(spec.collective, Collective::AllToAll | Collective::Gather | Collective::Scatter);
-    (serves && spec.nranks > 1).then_some(edge_layout(1, 1, 0))
+    // The root of a gather or scatter waits for nobody, or everybody for it.
+    let rounds = if spec.collective == Collective::AllToAll { 2 } else { 1 };
+    (serves && spec.nranks > 1).then_some(in_rounds(edge_layout(1, 1, 0), rounds, 1))
 }
 
-fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
+fn program(spec: &Spec, rank: u32) -> Program {
     let n = spec.nranks;
     let input = |block| Slice::block(Buffer::Input, block);
     let output = |block| Slice::block(Buffer::Output, block);
-    match spec.collective {
-        Collective::AllToAll => (0..n)
-            .flat_map(|round| {
-                let peer = (round + n - rank) % n;
-                if peer == rank {
-                    vec![Op::Copy { src: input(rank), dst: output(rank) }]
-                } else {
-                    let send = Op::Send { peer, src: input(peer) };
-                    vec![send, Op::Recv { peer, dst: output(peer) }]
-                }
-            })
-            .collect(),
+    let ops: Vec<_> = match spec.collective {
+        Collective::AllToAll => {
+            let peers = || (0..n).map(|s| (s + n - rank) % n).filter(|&peer| peer != rank);
+            let mut program = Program::default();
+            program.ops.extend(peers().map(|peer| Op::Send { peer, src: input(peer) }));
+            program.ops.push(Op::Copy { src: input(rank), dst: output(rank) });
+            program.begin_round();
+            program.ops.extend(peers().map(|peer| Op::Recv { peer, dst: output(peer) }));
+            return program;
+        }
         Collective::Gather if rank == spec.root => {
             let own = Op::Copy { src: input(0), dst: output(rank) };
             let receives = others(rank, n).map(|peer| Op::Recv { peer, dst: output(peer) });
@@ -52,13 +52,14 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
             sends.chain(std::iter::once(own)).collect()
         }
         _ => vec![Op::Recv { peer: spec.root, dst: output(0) }],
-    }
+    };
+    ops.into()
 }
 
 fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let n = f64::from(spec.nranks);
     match spec.collective {
-        Collective::AllToAll => (n - 1.0) * model.hop_us(bytes, false),
+        Collective::AllToAll => model.latency_us + (n - 1.0) * model.next_hop_us(bytes, false),
         // The root moves all data; the other ranks' halves of the hops overlap.
         _ => model.hop_us(bytes, false) + (n - 2.0) * model.next_hop_us(bytes, false),
     }

@@ -15,7 +15,7 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Inbox,
     canonical: true,
     layout,
-    ops,
+    program: |spec, rank| ops(spec, rank).into(),
     cost_us,
 };
 
@@ -33,6 +33,7 @@ fn layout(spec: &Spec) -> Option<Layout> {
         signals: shots,
         done_signal: shots + 1,
         user_memory: UserMemory::Private,
+        rounds: 1,
     })
 }
 

@@ -9,7 +9,7 @@
 use super::{Algorithm, Generator, bruck, edge_layout, halving, one_shot_edges, others};
 use super::{ring, switch, tree, two_shot_edges};
 use crate::cost::CostModel;
-use crate::ir::{Buffer, Layout, Op, Slice};
+use crate::ir::{Buffer, Layout, Op, Program, Slice};
 use crate::spec::{Collective, Spec};
 
 /// Makes the row of an algorithm in which `along` runs on the rails.
@@ -21,7 +21,7 @@ macro_rules! rails {
             needs: $along::GENERATOR.needs,
             canonical: false,
             layout: |spec| layout(spec, &$along::GENERATOR),
-            ops: |spec, rank| ops(spec, rank, &$along::GENERATOR),
+            program: |spec, rank| program(spec, rank, &$along::GENERATOR),
             cost_us: |spec, bytes, model| cost_us(spec, bytes, model, &$along::GENERATOR),
         };
     };
@@ -58,7 +58,8 @@ fn layout(spec: &Spec, algorithm: &Generator) -> Option<Layout> {
         Collective::Broadcast => (spec.team * along.parts, along.scratch_blocks),
         _ => (along.parts, along.scratch_blocks),
     };
-    Some(edge_layout(parts, along.message_parts, scratch_blocks))
+    let layout = edge_layout(parts, along.message_parts, scratch_blocks);
+    Some(Layout { rounds: along.rounds, ..layout })
 }
 
 /// A rank's view: its team, its rail, and the places of the data.
@@ -74,8 +75,10 @@ struct Rails {
     folded: u32,
 }
 
-fn ops(spec: &Spec, rank: u32, algorithm: &Generator) -> Vec<Op> {
-    let Some((rail, layout)) = along(spec, algorithm) else { return Vec::new() };
+/// Returns the program of a rank: the team divides the data in the first round of the rail, and
+/// puts them together in the last one.
+fn program(spec: &Spec, rank: u32, algorithm: &Generator) -> Program {
+    let Some((rail, layout)) = along(spec, algorithm) else { return Program::default() };
     let rails = Rails {
         spec: *spec,
         rail,
@@ -84,11 +87,16 @@ fn ops(spec: &Spec, rank: u32, algorithm: &Generator) -> Vec<Op> {
         place: rank % spec.team,
         folded: spec.team.max(layout.scratch_blocks),
     };
-    let mut ops = rails.divide();
-    let along = (algorithm.ops)(&rail, rails.team);
-    ops.extend(along.into_iter().filter_map(|op| rails.on_rail(op)));
-    ops.extend(rails.join());
-    ops
+    let mut program = Program::from(rails.divide());
+    let along = (algorithm.program)(&rail, rails.team);
+    for (number, round) in along.rounds().enumerate() {
+        if number > 0 {
+            program.begin_round();
+        }
+        program.ops.extend(along.ops[round].iter().filter_map(|op| rails.on_rail(*op)));
+    }
+    program.ops.extend(rails.join());
+    program
 }
 
 impl Rails {

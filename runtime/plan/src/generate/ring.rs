@@ -1,7 +1,7 @@
 //! Rings: bandwidth-optimal for large messages, in `O(n)` steps. Rooted collectives use the ring as
 //! a chain that begins or ends at the root; windows follow each other along the chain.
 
-use super::{Algorithm, Generator, Needs, edge_layout};
+use super::{Algorithm, Generator, Needs, edge_layout, in_rounds, rounds_at_receives};
 use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Order, Slice};
 use crate::spec::{Collective, Spec};
@@ -12,7 +12,7 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Edges,
     canonical: false,
     layout,
-    ops,
+    program: |spec, rank| rounds_at_receives(ops(spec, rank)),
     cost_us,
 };
 
@@ -20,10 +20,13 @@ fn layout(spec: &Spec) -> Option<Layout> {
     if spec.nranks < 2 {
         return None;
     }
+    let n = spec.nranks;
     match spec.collective {
-        Collective::AllReduce => Some(edge_layout(spec.nranks, 1, 0)),
-        Collective::AllGather | Collective::Broadcast => Some(edge_layout(1, 1, 0)),
-        Collective::ReduceScatter | Collective::Reduce => Some(edge_layout(1, 1, 1)),
+        Collective::AllReduce => Some(in_rounds(edge_layout(n, 1, 0), 2 * n - 1, 2 * (n - 1))),
+        Collective::AllGather => Some(in_rounds(edge_layout(1, 1, 0), n, n - 1)),
+        Collective::ReduceScatter => Some(in_rounds(edge_layout(1, 1, 1), n, n - 1)),
+        Collective::Broadcast => Some(edge_layout(1, 1, 0)),
+        Collective::Reduce => Some(edge_layout(1, 1, 1)),
         Collective::AllToAll | Collective::Gather | Collective::Scatter => None,
     }
 }
@@ -129,7 +132,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let n = u64::from(spec.nranks);
     let hop = |bytes: u64, reduces: bool| model.hop_us(bytes, reduces);
     // A rank that sends a window after the other hears from its neighbour once per hop of each.
-    let step = |bytes, reduces| hop(bytes, reduces) + model.further_latency_us(bytes);
+    let step = |bytes, reduces| hop(bytes, reduces) + model.further_latency_us(layout(spec), bytes);
     match spec.collective {
         Collective::AllReduce => {
             (n - 1) as f64 * (step(bytes.div_ceil(n), true) + step(bytes.div_ceil(n), false))

@@ -12,7 +12,7 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Switch,
     canonical: false,
     layout,
-    ops,
+    program: |spec, rank| ops(spec, rank).into(),
     cost_us,
 };
 

@@ -17,7 +17,7 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Edges,
     canonical: false,
     layout,
-    ops,
+    program: |spec, rank| ops(spec, rank).into(),
     cost_us,
 };
 

@@ -16,7 +16,7 @@ pub(super) const STAGED: Generator = Generator {
     needs: Needs::Stage,
     canonical: true,
     layout: staged_layout,
-    ops: staged_ops,
+    program: |spec, rank| staged_ops(spec, rank).into(),
     cost_us: staged_cost_us,
 };
 
@@ -26,7 +26,7 @@ pub(super) const MAPPED: Generator = Generator {
     needs: Needs::UserMemory,
     canonical: true,
     layout: mapped_layout,
-    ops: mapped_ops,
+    program: |spec, rank| mapped_ops(spec, rank).into(),
     cost_us: mapped_cost_us,
 };
 
@@ -36,7 +36,7 @@ pub(super) const PULLED: Generator = Generator {
     needs: Needs::UserMemory,
     canonical: true,
     layout: pulled_layout,
-    ops: pulled_ops,
+    program: |spec, rank| pulled_ops(spec, rank).into(),
     cost_us: pulled_cost_us,
 };
 
@@ -54,6 +54,7 @@ fn staged_layout(spec: &Spec) -> Option<Layout> {
         signals: 2,
         done_signal: 3,
         user_memory: UserMemory::Private,
+        rounds: 1,
     })
 }
 
@@ -100,6 +101,7 @@ fn mapped_layout(spec: &Spec) -> Option<Layout> {
         signals: 2,
         done_signal: 2,
         user_memory: UserMemory::Written,
+        rounds: 1,
     })
 }
 
@@ -135,6 +137,7 @@ fn pulled_layout(spec: &Spec) -> Option<Layout> {
         signals: 3,
         done_signal: 3,
         user_memory: UserMemory::Read,
+        rounds: 1,
     })
 }
 

@@ -10,9 +10,9 @@
 //! before its receives, so that a phase takes one latency; as every edge carries one message per
 //! phase, a rank is blocked only by a rank that is behind.
 
-use super::{Algorithm, Generator, Needs, edge_layout, others};
+use super::{Algorithm, Generator, Needs, edge_layout, in_rounds, others};
 use crate::cost::CostModel;
-use crate::ir::{Buffer, Layout, Op, Slice};
+use crate::ir::{Buffer, Layout, Op, Program, Slice};
 use crate::spec::{Collective, Spec};
 
 pub(super) const GENERATOR: Generator = Generator {
@@ -21,7 +21,7 @@ pub(super) const GENERATOR: Generator = Generator {
     needs: Needs::Edges,
     canonical: true,
     layout,
-    ops,
+    program,
     cost_us,
 };
 
@@ -49,10 +49,10 @@ fn layout(spec: &Spec) -> Option<Layout> {
     // A share is a part if the input is one block, else a block.
     let parts = if spec.collective == ReduceScatter { 1 } else { shares(spec) };
     let scratch_blocks = if spec.collective.reduces() { n } else { 0 };
-    serves.then_some(edge_layout(parts, 1, scratch_blocks))
+    serves.then_some(in_rounds(edge_layout(parts, 1, scratch_blocks), 3, 2))
 }
 
-fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
+fn program(spec: &Spec, rank: u32) -> Program {
     let own = share_of(spec, rank);
     // Every rank begins behind itself, so that not all send to the same one.
     let others_shares =
@@ -63,10 +63,13 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
         false => Slice::part(Buffer::Input, 0, share),
     };
     let result = |share| Slice::part(Buffer::Output, 0, if scatters { 0 } else { share });
-    let mut ops = Vec::new();
+    let mut program = Program::default();
+    let ops = &mut program.ops;
     if spec.collective != Collective::Broadcast || rank == spec.root {
         ops.extend(others_shares().map(|(peer, share)| Op::Send { peer, src: of_input(share) }));
     }
+    program.begin_round();
+    let ops = &mut program.ops;
     let kept = match (spec.collective, own) {
         (Collective::Broadcast, None) => {
             let whole = |buffer| Slice { parts: shares(spec), ..Slice::block(buffer, 0) };
@@ -101,10 +104,12 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
         let receivers = others(rank, spec.nranks).filter(|&peer| passes(peer));
         ops.extend(receivers.map(|peer| Op::Send { peer, src }));
     }
+    program.begin_round();
     if passes(rank) {
-        ops.extend(others_shares().map(|(peer, share)| Op::Recv { peer, dst: result(share) }));
+        let receive = |(peer, share)| Op::Recv { peer, dst: result(share) };
+        program.ops.extend(others_shares().map(receive));
     }
-    ops
+    program
 }
 
 fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
@@ -113,10 +118,10 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
         Collective::ReduceScatter => bytes,
         _ => bytes.div_ceil(u64::from(shares(spec))),
     };
-    let windows = share.div_ceil(model.edge_slot_bytes).max(1) as f64;
     let peers = (n - 1) as f64;
     let (send, receive) = (model.send_us(share), model.receive_us(share, false));
-    let latency = windows * model.latency_us;
+    // That of windows behind the first is hidden.
+    let latency = model.latency_us;
     let fold = model.read_us(share * n, spec.nranks - 1, true);
     match spec.collective {
         Collective::AllReduce => 2.0 * (latency + peers * (send + receive)) + fold,

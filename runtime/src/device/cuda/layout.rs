@@ -4,6 +4,10 @@
 use oxccl_kernels::abi;
 pub use oxccl_kernels::abi::LANE_SLOT_BYTES;
 
+/// The slots' worth of scratch that a lane has for each rank: a window needs a block of scratch for
+/// each rank at most, mostly for less, and five windows and more may be under way together.
+pub const SCRATCH_SLOTS: usize = 3;
+
 /// The offsets of the parts of a rank's shared memory, and its size in bytes, for a number of
 /// ranks. A communicator whose links carry lines uses them alone: they lie in the place of packets,
 /// slots of lanes and stage.
@@ -132,7 +136,7 @@ impl Private {
         let peers_at = maps_at + size_of::<abi::Maps>() as u64;
         let peers = if scratch_bytes > 0 { n * abi::LANES * size_of::<abi::Peer>() } else { 0 };
         let scratch_at = (peers_at + peers as u64).next_multiple_of(16);
-        let bytes = scratch_at + (n * abi::LANES * scratch_bytes) as u64;
+        let bytes = scratch_at + (n * SCRATCH_SLOTS * abi::LANES * scratch_bytes) as u64;
         Self { lanes, lanes_at, line_counters_at, common_at, maps_at, peers_at, scratch_at, bytes }
     }
 }

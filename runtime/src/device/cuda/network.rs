@@ -33,6 +33,8 @@ const _: () = assert!(EDGE_SLOTS == abi::NET_SLOTS && HEADER_BYTES == abi::NET_H
 const EAGER: Duration = Duration::from_micros(500);
 /// The shortest and the longest pause between two looks while nothing moves.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
+/// Looks at what no kernel waits for yet, after something has come.
+const LOOKS_AHEAD: u32 = 64;
 /// The part of the time without a movement that a pause takes: so much later than without pauses
 /// comes, at most, what comes next.
 const PAUSE_PART: u32 = 8;
@@ -307,14 +309,14 @@ impl Network {
         self.gpu_bytes
     }
 
-    /// Returns the address, for kernels, and the number of the steps of a plan's program; `encode`
-    /// makes them at the first call.
+    /// Returns the address, for kernels, of the steps of a plan's program; `encode` makes them at
+    /// the first call.
     pub fn program(
         &self,
         gpu: &'static Gpu,
         plan: &Plan,
         encode: impl FnOnce() -> Result<Vec<abi::EdgeStep>>,
-    ) -> Result<(u64, u32)> {
+    ) -> Result<u64> {
         let mut programs = self.programs.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(known) = programs.known.get(plan) {
             return Ok(*known);
@@ -333,10 +335,10 @@ impl Network {
         let to: *mut abi::EdgeStep = piece.base().wrapping_add(*used).cast();
         // SAFETY: within the piece, behind what kernels read.
         unsafe { to.copy_from_nonoverlapping(steps.as_ptr(), steps.len()) };
-        let place = (piece.at() + *used as u64, steps.len() as u32);
+        let at = piece.at() + *used as u64;
         *used += bytes;
-        known.insert(*plan, place);
-        Ok(place)
+        known.insert(*plan, at);
+        Ok(at)
     }
 }
 
@@ -406,7 +408,7 @@ struct Programs {
     pieces: Vec<Pinned>,
     /// Bytes of the last piece that are in use.
     used: usize,
-    known: HashMap<Plan, (u64, u32)>,
+    known: HashMap<Plan, u64>,
 }
 
 #[derive(Default)]
@@ -431,13 +433,15 @@ struct Served {
     quiet: Option<Instant>,
     /// The message for which a collective waits, and since when or since when the peer knows.
     waits: Option<(u64, Instant)>,
+    /// The number of looks, until something comes or is wanted, at what no kernel waits for yet.
+    looks_ahead: u32,
 }
 
 impl Served {
     fn new(edge: MessageEdge, start: u64) -> Self {
-        let (broken, quiet, waits) = (None, None, None);
+        let (broken, quiet, waits, looks_ahead) = (None, None, None, 0);
         let (sent, room, arrived, taken) = (start, start, start, start);
-        Self { edge, sent, room, arrived, taken, broken, quiet, waits }
+        Self { edge, sent, room, arrived, taken, broken, quiet, waits, looks_ahead }
     }
 
     /// Carries on what can be carried on; returns whether anything moved. Never blocks.
@@ -485,8 +489,11 @@ impl Served {
         }
         let (number, held) = (self.arrived.wrapping_add(1), self.arrived.wrapping_sub(taken));
         let wanted = word(&words.wanted).load(Ordering::Acquire) == number;
-        // What kernels do not wait for comes earlier, if the transport does not mind.
-        if held >= EDGE_SLOTS as u64 || !(wanted || held > 0 && self.edge.offers_ahead()) {
+        // What kernels do not wait for comes earlier, if the transport does not mind: of a large
+        // operation more is under way, and a look takes a system call.
+        let ahead = (held > 0 || self.looks_ahead > 0) && self.edge.offers_ahead();
+        self.looks_ahead = self.looks_ahead.saturating_sub(1);
+        if held >= EDGE_SLOTS as u64 || !(wanted || ahead) {
             return Ok(moved);
         }
         let Some(message) = self.edge.peek_at(held as usize)? else { return Ok(moved) };
@@ -498,6 +505,7 @@ impl Served {
         word(&here.count).store(count, Ordering::Relaxed);
         word(&here.mark).store(mark_of(number, count, what), Ordering::Release);
         self.arrived = number;
+        self.looks_ahead = LOOKS_AHEAD;
         Ok(true)
     }
 

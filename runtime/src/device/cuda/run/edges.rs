@@ -1,6 +1,7 @@
 //! Launching collectives over edges: between GPUs of several hosts.
 
 use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::layout::SCRATCH_SLOTS;
 use crate::device::cuda::network::Network;
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::{align_elems, slice};
@@ -11,14 +12,21 @@ use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
 use oxccl_plan::carrier::Packets;
 use oxccl_plan::cost::CostModel;
-use oxccl_plan::ir::{Capacity, Order};
+use oxccl_plan::ir::{Capacity, MAX_ROUNDS, Order, ROUND_MESSAGES, ROUND_TURNS, overlapping};
 use oxccl_plan::select::Topology;
 use oxccl_plan::{Geometry, Op, Plan};
 use std::sync::Arc;
 
+const _: () = {
+    assert!(MAX_ROUNDS == abi::MAX_ROUNDS && ROUND_TURNS == abi::ROUND_TURNS);
+    assert!(abi::LANE_SLOTS >= ROUND_MESSAGES * ROUND_TURNS);
+    assert!(abi::NET_SLOTS >= ROUND_MESSAGES * ROUND_TURNS);
+};
+
 /// Returns how plans run on the GPUs of several hosts, in teams of `team` ranks, with messages of
-/// so many bytes.
+/// so many bytes, one on each lane at a time.
 pub fn topology(team: u32, edge_bytes: usize) -> Topology {
+    let edge_slot_bytes = (edge_bytes * abi::LANES) as u64;
     Topology {
         direct: false,
         team,
@@ -31,7 +39,7 @@ pub fn topology(team: u32, edge_bytes: usize) -> Topology {
         scratch: false,
         packets: Packets::Nowhere,
         engine_bytes: u64::MAX,
-        model: CostModel { edge_slot_bytes: edge_bytes as u64, ..CostModel::GPUS_TCP },
+        model: CostModel { edge_slot_bytes, ..CostModel::GPUS_TCP },
     }
 }
 
@@ -71,26 +79,30 @@ fn argument(
     let share =
         share(call, u64::from(cuda_rank.view.net_lanes.min(programs.blocks(cuda_rank.channels))));
     let geometry = geometry(plan, call, share, slot_bytes);
-    let scratch_bytes = geometry.scratch_block_elems() * call.dtype.size() as u64;
-    let scratch_bytes = scratch_bytes.next_multiple_of(16);
-    let nranks = call.spec.nranks;
-    if u64::from(plan.layout.scratch_blocks) * scratch_bytes > u64::from(nranks) * slot_bytes as u64
-    {
+    let (scratch_bytes, window_scratch_bytes) = scratch_bytes(plan, &geometry, call);
+    let (nranks, rounds) = (call.spec.nranks, program.nrounds());
+    let lane_scratch_bytes = lane_scratch_bytes(nranks, slot_bytes);
+    let windows = overlapping(rounds);
+    if windows * window_scratch_bytes > lane_scratch_bytes {
         return Err(unfit());
     }
     let encode = || program.ops.iter().map(|op| step(*op)).collect::<Option<_>>().ok_or_else(unfit);
-    let (steps, nsteps) = network.program(cuda_rank.gpu, plan, encode)?;
+    let steps = network.program(cuda_rank.gpu, plan, encode)?;
+    let round_ends = std::array::from_fn(|round| program.round_end(round as u32) as u32);
     Ok(abi::EdgeProgram {
         call: head,
         rank: cuda_rank.number,
         nranks,
         share_elems: share,
-        lane_scratch_bytes: u64::from(nranks) * slot_bytes as u64,
+        lane_scratch_bytes,
+        window_scratch_bytes,
         window_elems: geometry.window_elems,
         align_elems: geometry.align_elems,
         scratch_bytes,
         parts: geometry.parts,
-        nsteps,
+        rounds,
+        windows: windows as u32,
+        round_ends,
         steps,
         begun: network.begun_at(),
     })
@@ -107,9 +119,25 @@ fn share(call: &Call, lanes: u64) -> u64 {
     call.count.div_ceil(lanes).max(1).next_multiple_of(unit)
 }
 
-/// Returns how a plan cuts the share of a lane, with messages of `slot_bytes` bytes.
+/// Returns the bytes of scratch of a lane.
+fn lane_scratch_bytes(nranks: u32, slot_bytes: usize) -> u64 {
+    u64::from(nranks) * (SCRATCH_SLOTS * slot_bytes) as u64
+}
+
+/// Returns the bytes from a block of scratch to the next one, and those of a window.
+fn scratch_bytes(plan: &Plan, geometry: &Geometry, call: &Call) -> (u64, u64) {
+    let block = geometry.scratch_block_elems() * call.dtype.size() as u64;
+    let block = block.next_multiple_of(16);
+    (block, u64::from(plan.layout.scratch_blocks) * block)
+}
+
+/// Returns how a plan cuts the share of a lane, with messages of `slot_bytes` bytes at most, for
+/// which the scratch of all windows under way suffices.
 fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry {
-    let edge_slot_elems = (slot_bytes / call.dtype.size()) as u64;
+    let blocks = u64::from(plan.layout.scratch_blocks) * overlapping(plan.layout.rounds);
+    let of_scratch = lane_scratch_bytes(plan.spec.nranks, slot_bytes) / blocks.max(1);
+    let message_bytes = (slot_bytes as u64).min(of_scratch / 16 * 16);
+    let edge_slot_elems = message_bytes / call.dtype.size() as u64;
     let room = Capacity { edge_slot_elems, stage_slot_elems: 0, align_elems: align_elems(call) };
     Geometry::new(&plan.layout, share, &room)
 }
@@ -188,9 +216,11 @@ mod tests {
                         scale: None,
                     };
                     let share = share(&call, abi::LANES as u64);
-                    let part = geometry(&plan, &call, share, slot_bytes).scratch_block_elems();
-                    let scratch = u64::from(plan.layout.scratch_blocks) * part;
-                    assert!(scratch <= u64::from(nranks) * slot_bytes as u64, "{plan:?}");
+                    let geometry = geometry(&plan, &call, share, slot_bytes);
+                    let (_, scratch) = scratch_bytes(&plan, &geometry, &call);
+                    let all = overlapping(plan.layout.rounds) * scratch;
+                    assert!(all <= lane_scratch_bytes(nranks, slot_bytes), "{plan:?}");
+                    assert!(geometry.window_elems > 0);
                     for rank in [0, nranks - 1] {
                         assert!(plan.program(rank).ops.iter().all(|op| step(*op).is_some()));
                     }

@@ -15,7 +15,7 @@ use crate::op::descriptor::Label;
 use crate::op::{Bound, Call, Programs};
 use crate::rank::agreement::{self, CurrentOp};
 use crate::rank::{Awaited, Rank, broken};
-use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
+use oxccl_plan::ir::{Capacity, UserMemory, inbox_place, next_round, overlapping};
 use oxccl_plan::{
     Buffer, Carrier, DataType, Destination, From, Geometry, Op, Order, Plan, ReduceOp, Slice,
 };
@@ -93,6 +93,8 @@ pub struct Running {
     carrier: Carrier,
     phase_base: u64,
     window: u64,
+    /// The round of the window. Windows overlap where the program has several.
+    round: u32,
     step: usize,
     /// Progress within a step, in bytes or ranks.
     cursor: usize,
@@ -130,7 +132,7 @@ impl Running {
         let carrier = programs.any.carrier;
         let label = programs.descriptor(call).into();
         let stage = if call.scale.is_some() { Stage::Scaling } else { Stage::New };
-        let (seq, phase_base, window, step, cursor) = (0, 0, 0, 0, 0);
+        let (seq, phase_base, window, round, step, cursor) = (0, 0, 0, 0, 0, 0);
         Self {
             geometry: Geometry::new(&programs.any.plan.layout, call.count, &room),
             programs,
@@ -142,6 +144,7 @@ impl Running {
             carrier,
             phase_base,
             window,
+            round,
             step,
             cursor,
             scaled: None,
@@ -199,6 +202,17 @@ impl Running {
 
     fn plan(&self) -> &Plan {
         &self.bound().plan
+    }
+
+    /// Goes on to the round of a window that follows.
+    fn next_round(&mut self) {
+        let program = &self.bound().program;
+        let (windows, rounds) = (self.geometry.windows(), program.nrounds());
+        if let Some((window, round)) = next_round(Some((self.window, self.round)), windows, rounds)
+        {
+            let step = round.checked_sub(1).map_or(0, |before| program.round_end(before));
+            (self.window, self.round, self.step) = (window, round, step);
+        }
     }
 }
 
@@ -310,7 +324,8 @@ impl<'a> VisitState<'a> {
 
     fn make_scratch(&mut self) {
         let run = &*self.run;
-        let blocks = run.plan().layout.scratch_blocks as usize;
+        let windows = overlapping(run.bound().program.nrounds()).min(run.geometry.windows().max(1));
+        let blocks = run.plan().layout.scratch_blocks as usize * windows as usize;
         let bytes = blocks * run.geometry.scratch_block_elems() as usize * run.call.dtype.size();
         if self.state.scratch.len() * 8 < bytes {
             self.state.scratch.resize(bytes.div_ceil(8), 0);
@@ -318,8 +333,13 @@ impl<'a> VisitState<'a> {
     }
 
     fn step(&mut self) -> Quick<Poll> {
-        if self.run.step == self.run.bound().program.ops.len() {
-            return self.end_window();
+        let program = &self.run.bound().program;
+        if self.run.step == program.round_end(self.run.round) {
+            if self.run.round + 1 == program.nrounds() {
+                return self.end_window();
+            }
+            self.run.next_round();
+            return Ok(Poll::Ready);
         }
         let poll = self.execute()?;
         if matches!(poll, Poll::Ready) {
@@ -345,8 +365,7 @@ impl<'a> VisitState<'a> {
             self.state.stage_windows += 1;
         }
         self.run.phase_base = self.run.phase_base.wrapping_add(u64::from(layout.signals));
-        self.run.window += 1;
-        self.run.step = 0;
+        self.run.next_round();
         if last {
             self.run.stage = Stage::Draining;
             if self.run.by_packets() {
@@ -435,7 +454,12 @@ impl<'a> VisitState<'a> {
             Buffer::Input | Buffer::Output => {
                 block * run.geometry.block_elems + run.geometry.window_start(run.window) + offset
             }
-            Buffer::Scratch => block * run.geometry.scratch_block_elems(),
+            Buffer::Scratch => {
+                // Windows under way together have scratch of their own.
+                let window = run.window % overlapping(run.bound().program.nrounds());
+                let blocks = u64::from(run.plan().layout.scratch_blocks);
+                (window * blocks + block) * run.geometry.scratch_block_elems()
+            }
             Buffer::Stage => block * run.geometry.window_elems + offset,
             Buffer::Inbox => {
                 let place = inbox_place(slice.block, owner, self.endpoint.rank.nranks);
