@@ -854,8 +854,8 @@ typedef struct EdgeProgram {
   uint32_t parts;
   // The number of rounds.
   uint32_t rounds;
-  // The number of windows that may be under way together.
-  uint32_t windows;
+  // The number of windows that have scratch of their own, in turn.
+  uint32_t scratch_windows;
   // The number of the step behind the last one of each round.
   uint32_t round_ends[MAX_ROUNDS];
   // The address of the [`EdgeStep`]s, in memory of the host.

@@ -1,5 +1,6 @@
-// Runs a rank's program over edges: messages go from rank to rank, on one host or on several,
-// window by window. Each block uses a lane of every edge, and takes a share of the elements.
+// Runs a rank's program over edges: messages go from rank to rank, on one host or on several, in
+// windows that may overlap. Each block uses a lane of every edge, and takes a share of the
+// elements.
 #pragma once
 
 #include "interpret.cuh"
@@ -184,11 +185,11 @@ struct EdgeInterpreter {
     uint64_t windows = (last - first + p.window_elems - 1) / p.window_elems;
     for (uint64_t turn = 0; turn < windows + (p.rounds - 1) * ROUND_TURNS; turn++) {
       for (uint32_t round = p.rounds; round-- > 0;) {
-        uint64_t number = turn - round * ROUND_TURNS;  // beyond all windows before the first one
-        if (number >= windows) continue;
-        uint64_t at = first + number * p.window_elems;
+        uint64_t at_window = turn - round * ROUND_TURNS;  // beyond all before the first one
+        if (at_window >= windows) continue;
+        uint64_t at = first + at_window * p.window_elems;
         window.open(at, last - at, p.window_elems, p.parts);
-        scratch = number % p.windows * p.window_scratch_bytes;
+        scratch = at_window % p.scratch_windows * p.window_scratch_bytes;
         if (!run_round(round, held, held_from)) return;
       }
     }

@@ -16,7 +16,8 @@ use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::DataType;
 use oxccl_tests::job::Job;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::TcpListener;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -147,6 +148,40 @@ fn a_log_callback_may_call_any_function_also_about_what_the_monitor_and_a_stream
         ok(ncclCommAbort(comms[1]));
     }
     end(&mut heard);
+}
+
+/// A stranger comes where ranks are to meet, before the second of them does.
+#[test]
+fn a_stranger_where_ranks_meet_is_refused_and_told_of() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("it has an address");
+    drop(free);
+    let log = std::env::temp_dir().join(format!("oxccl-test-stranger-{}", std::process::id()));
+    let mut job = Job::start(Path::new("/bin/sh"), 2, LIMIT, |rank, command| {
+        let come = if rank == 0 { "" } else { "read -r line && " };
+        command.args(["-c", &format!("{come}exec \"$0\" attended"), RANK]).stdin(Stdio::piped());
+        command.env("NCCL_COMM_ID", address.to_string()).env("NCCL_DEBUG", "INFO");
+        command.env("NCCL_DEBUG_SUBSYS", "BOOTSTRAP");
+        command.env("NCCL_DEBUG_FILE", if rank == 0 { &*log } else { Path::new("/dev/null") });
+    });
+    let begun = Instant::now();
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    let mut strangers = Vec::new();
+    while !said().contains("a connection was refused: ") {
+        assert!(begun.elapsed() < LIMIT, "{}", said());
+        if let Ok(mut stranger) = TcpStream::connect(address) {
+            // It may be refused before.
+            let _ = stranger.write_all(&[7; 200]);
+            strangers.push(stranger);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    job.child(1).stdin.take().expect("a pipe").write_all(b"\n").expect("it listens");
+    job.wait_until_running(2);
+    drop(job.child(0).stdin.take());
+    job.expect_success();
+    std::fs::remove_file(log).expect("its own file");
 }
 
 /// Where somebody else listens at the address at which ranks are to meet, the log says so, and they

@@ -695,8 +695,8 @@ pub struct EdgeProgram {
     pub parts: u32,
     /// The number of rounds.
     pub rounds: u32,
-    /// The number of windows that may be under way together.
-    pub windows: u32,
+    /// The number of windows that have scratch of their own, in turn.
+    pub scratch_windows: u32,
     /// The number of the step behind the last one of each round.
     pub round_ends: [u32; MAX_ROUNDS],
     /// The address of the [`EdgeStep`]s, in memory of the host.

@@ -46,6 +46,8 @@ pub struct CostModel {
     pub stage_slot_bytes: u64,
     /// Size of an edge's slot in bytes.
     pub edge_slot_bytes: u64,
+    /// The messages of an edge that travel side by side.
+    pub lanes: u64,
     /// The costs between ranks of a team, where they differ from those between teams.
     pub near: Option<&'static CostModel>,
 }
@@ -75,6 +77,7 @@ impl CostModel {
         turns_us: 0.0,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
+        lanes: 1,
         near: None,
     };
 
@@ -115,17 +118,20 @@ impl CostModel {
         turns_us: 0.0,
         stage_slot_bytes: 4 << 20,
         edge_slot_bytes: 32 << 10,
+        lanes: 1,
         near: None,
     };
 
     /// GPUs of several hosts, whose messages pass through memory of the host and TCP: a message of
-    /// 8 bytes takes 21 µs (two H200, loopback, `docs/gpu-results.md`); the bandwidth is that with
-    /// which all-reduces of 32 MiB in windows that overlap take 6 ms, where all lanes carry
-    /// messages at once (four H100 as two hosts, `docs/results/two-hosts-2026-11-27.md`).
+    /// 8 bytes takes 21 µs (two H200, loopback, `docs/gpu-results.md`), and of many messages four
+    /// lanes carry one each at a time; the bandwidth is that with which all-reduces of 32 MiB in
+    /// windows that overlap take 6 ms (four H100 as two hosts,
+    /// `docs/results/two-hosts-2026-11-27.md`).
     pub const GPUS_TCP: CostModel = CostModel {
         latency_us: 13.0,
         message_us: 4.0,
         link_gbps: 6.7,
+        lanes: 4,
         near: Some(&CostModel::NVLINK),
         ..CostModel::NVLINK
     };
@@ -148,9 +154,9 @@ impl CostModel {
     /// Returns the costs between ranks of a team.
     pub fn near(&self) -> Self {
         let near = self.near.unwrap_or(self);
-        let Self { cached_gbps, edge_slot_bytes, turns_us, .. } = *self;
+        let Self { cached_gbps, edge_slot_bytes, lanes, turns_us, .. } = *self;
         let latency_us = near.latency_us + turns_us;
-        Self { latency_us, cached_gbps, edge_slot_bytes, turns_us, ..*near }
+        Self { latency_us, cached_gbps, edge_slot_bytes, lanes, turns_us, ..*near }
     }
 
     fn at_gbps(bytes: u64, gbps: f64) -> f64 {
@@ -234,9 +240,14 @@ impl CostModel {
         self.engine_call_us + Self::at_gbps(bytes, self.engine_gbps)
     }
 
+    /// Returns the bytes of the messages that an edge carries at a time.
+    pub fn message_bytes(&self) -> u64 {
+        self.edge_slot_bytes.saturating_mul(self.lanes)
+    }
+
     /// Returns the time to put a message on an edge.
     pub fn send_us(&self, bytes: u64) -> f64 {
-        let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);
+        let messages = bytes.div_ceil(self.message_bytes()).max(1);
         let copy = self.copy_us(bytes) + Self::at_gbps(bytes, self.edge_handover_gbps);
         messages as f64 * self.message_us + copy.max(Self::at_gbps(bytes, self.link_gbps))
     }
@@ -244,7 +255,7 @@ impl CostModel {
     /// Returns the time to take a message from an edge, and to fold it if `reduces`.
     pub fn receive_us(&self, bytes: u64, reduces: bool) -> f64 {
         let fold = if reduces { Self::at_gbps(bytes, self.fold_gbps) } else { 0.0 };
-        let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);
+        let messages = bytes.div_ceil(self.message_bytes()).max(1);
         let copy = self.copy_us(bytes).max(Self::at_gbps(bytes, self.link_gbps));
         messages as f64 * self.message_us + copy + fold
     }
@@ -255,12 +266,13 @@ impl CostModel {
     }
 
     /// Returns the latencies of the messages of so many bytes in all windows of a plan but the
-    /// first; those of windows that overlap are hidden.
+    /// first; those of windows that overlap are hidden, but over a plugin's network that takes a
+    /// message only once it is awaited.
     pub fn further_latency_us(&self, layout: Option<Layout>, bytes: u64) -> f64 {
         if layout.is_some_and(|layout| layout.rounds > 1) {
             return 0.0;
         }
-        bytes.div_ceil(self.edge_slot_bytes).saturating_sub(1) as f64 * self.latency_us
+        bytes.div_ceil(self.message_bytes()).saturating_sub(1) as f64 * self.latency_us
     }
 
     /// Returns the time of a further message, sent while the one before is under way.

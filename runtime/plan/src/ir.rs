@@ -233,17 +233,17 @@ impl Program {
 /// The most rounds of a plan whose windows may overlap.
 pub const MAX_ROUNDS: usize = 8;
 
-/// The most messages of a window on an edge where windows overlap.
+/// The most messages of a window on an edge between teams where windows overlap.
 pub const ROUND_MESSAGES: usize = 2;
 
 /// The turns from a round of a window to its next one: the time that messages have to arrive. An
-/// edge has [`ROUND_MESSAGES`] times as many slots at least, so that a rank sends all of its turn
-/// however far behind its peers are.
+/// edge has [`ROUND_MESSAGES`] times as many slots at least, so that a rank waits for room only
+/// while a peer is more than so many turns behind.
 pub const ROUND_TURNS: usize = 2;
 
 /// Returns how many windows are under way together in a plan of so many rounds.
-pub const fn overlapping(rounds: u32) -> u64 {
-    (rounds as u64 - 1) * ROUND_TURNS as u64 + 1
+pub const fn overlapping(rounds: u32) -> u32 {
+    (rounds - 1) * ROUND_TURNS as u32 + 1
 }
 
 /// Returns the window and the round that an executor carries out after one, the first if that is
@@ -301,6 +301,9 @@ pub struct Layout {
     /// the next one, and [`ROUND_MESSAGES`] of a window at most go over an edge. So windows may
     /// overlap ([`next_round`]). 1 where each window waits for the one before.
     pub rounds: u32,
+    /// The windows that have scratch of their own, in turn: those that are under way together if a
+    /// round reads what an earlier one has left in scratch, else 1.
+    pub scratch_windows: u32,
 }
 
 impl Layout {
@@ -456,6 +459,7 @@ mod tests {
         done_signal: 2,
         user_memory: UserMemory::Private,
         rounds: 1,
+        scratch_windows: 1,
     };
 
     #[test]
@@ -477,7 +481,7 @@ mod tests {
             assert_eq!(order, all);
             let begins = |w: u64| order.iter().position(|at| *at == (w, 0)).unwrap();
             let ends = |w: u64| order.iter().position(|at| *at == (w, rounds - 1)).unwrap();
-            let later = overlapping(rounds);
+            let later = u64::from(overlapping(rounds));
             assert!((0..windows.saturating_sub(later)).all(|w| ends(w) < begins(w + later)));
         }
     }

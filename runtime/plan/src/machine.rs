@@ -9,7 +9,7 @@
 
 use crate::cost::CostModel;
 use crate::generate::Plan;
-use crate::ir::{Buffer, From, Geometry, Op, next_round, overlapping};
+use crate::ir::{Buffer, From, Geometry, Op, next_round};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use step::Step;
@@ -588,8 +588,9 @@ impl<V> Running<'_, V> {
     ) -> (usize, usize) {
         let spec = &self.plan.spec;
         if buffer == Buffer::Scratch {
-            // Windows under way together have scratch of their own, which later ones use again.
-            let window = if self.rounds > 1 { window % overlapping(self.rounds) } else { window };
+            // Windows under way together may have scratch of their own, which later ones use again.
+            let all = u64::from(self.plan.layout.scratch_windows);
+            let window = if self.rounds > 1 { window % all } else { window };
             let cell = u64::from(block) * self.geometry.windows() + window;
             return (buffer as usize, cell as usize);
         }

@@ -32,7 +32,7 @@ pub fn time_us(plan: &Plan, bytes: u64, model: &CostModel) -> Result<f64, Fault>
         races: false,
         costs: Some((model, 1)),
         team: plan.spec.team,
-        overlap: false,
+        overlap: true,
     };
     let mut machine = Machine::new(nranks, Nothing, options);
     let (programs, in_place) = (&programs[..], &vec![false; nranks as usize][..]);

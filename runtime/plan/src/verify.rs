@@ -118,8 +118,8 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Returns the smallest room: slots of `slot_elems` elements, and as few slots as the executors
-    /// have.
+    /// Returns the smallest room: slots of `slot_elems` elements, and fewer slots than the
+    /// executors have.
     pub fn tight(slot_elems: u64, nranks: u32) -> Self {
         Self {
             room: Capacity {

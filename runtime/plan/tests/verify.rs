@@ -95,7 +95,7 @@ fn windows_of_every_plan_in_rounds_may_overlap() {
         let specs = specs(nranks).into_iter().filter(|spec| roots.contains(&spec.root));
         let plans = specs.flat_map(|spec| Plan::candidates(spec.in_teams(team)));
         for plan in plans.filter(|plan| plan.layout.rounds > 1) {
-            for windows in [1, 2, overlapping(plan.layout.rounds) + 2] {
+            for windows in [1, 2, u64::from(overlapping(plan.layout.rounds)) + 2] {
                 verify_overlap(&plan, windows)
                     .unwrap_or_else(|fault| panic!("{plan:?} windows {windows}: {fault}"));
                 verified += 1;
@@ -107,6 +107,27 @@ fn windows_of_every_plan_in_rounds_may_overlap() {
 }
 
 #[test]
+fn plans_between_teams_have_these_rounds() {
+    let rounds = |collective, (nranks, team), algorithm| {
+        let spec = Spec::new(collective, nranks, 0).in_teams(team);
+        Plan::new(spec, algorithm).map(|plan| (plan.layout.rounds, plan.layout.scratch_windows))
+    };
+    let of = |nranks, algorithm| rounds(Collective::AllReduce, (nranks, 1), algorithm);
+    assert_eq!([2, 3].map(|n| of(n, Algorithm::Ring)), [Some((3, 1)), Some((1, 1))]);
+    assert_eq!([2, 8, 6].map(|n| of(n, Algorithm::Halving)), [3, 7, 1].map(|n| Some((n, 1))));
+    assert_eq!([2, 40].map(|n| of(n, Algorithm::TwoShotEdges)), [Some((3, 1)); 2]);
+    assert_eq!([2, 40].map(|n| of(n, Algorithm::OneShotEdges)), [Some((2, 1)); 2]);
+    let of = |shape, algorithm| rounds(Collective::ReduceScatter, shape, algorithm);
+    assert_eq!(of((2, 1), Algorithm::Ring), Some((2, 3)));
+    assert_eq!(of((4, 1), Algorithm::Bruck), Some((4, 7)));
+    assert_eq!(of((4, 1), Algorithm::TwoShotEdges), Some((2, 1)));
+    assert_eq!(of((8, 4), Algorithm::RailsTwoShot), Some((2, 3)));
+    assert_eq!(of((8, 8), Algorithm::TwoShotEdges), Some((1, 1)));
+    let all_to_all = |team| rounds(Collective::AllToAll, (8, team), Algorithm::Pairwise);
+    assert_eq!([1, 4, 8].map(all_to_all), [2, 2, 1].map(|n| Some((n, 1))));
+}
+
+#[test]
 fn windows_that_must_not_overlap_are_told() {
     let declare = |plan: Plan, rounds: u32| {
         let mut layout = plan.layout;
@@ -114,7 +135,8 @@ fn windows_that_must_not_overlap_are_told() {
         verify_overlap(&Plan { layout, ..plan }, 20)
     };
     let plan = |nranks, algorithm| {
-        Plan::new(Spec::new(Collective::AllReduce, nranks, 0), algorithm).expect("a plan")
+        let spec = Spec::new(Collective::AllReduce, nranks, 0).in_teams(1);
+        Plan::new(spec, algorithm).expect("a plan")
     };
     // More messages than an edge has slots.
     let ring = plan(6, Algorithm::Ring);
@@ -283,12 +305,17 @@ fn all_pairs_of_operation_classes_between_teams() {
     let mut verified = 0;
     for (nranks, team) in [(4, 1), (4, 2), (6, 2), (6, 3)] {
         let classes = classes(nranks, team);
-        let conditions = Conditions::tight(SLOT, nranks);
+        let tight = Conditions::tight(SLOT, nranks);
+        let (overlap, edge_slots) = (true, ROUND_MESSAGES * ROUND_TURNS);
+        let overlapping = Conditions { overlap, edge_slots, ..tight };
         for a in &classes {
             for b in &classes {
                 let steps = [a(), b(), a()];
-                verify_sequence((nranks, team), &steps, &conditions).expect("a sequence is right");
-                verified += 1;
+                for conditions in [tight, overlapping] {
+                    verify_sequence((nranks, team), &steps, &conditions)
+                        .expect("a sequence is right");
+                    verified += 1;
+                }
             }
         }
     }

@@ -1,7 +1,9 @@
 //! All-gather and reduce-scatter in `⌈log₂ n⌉` rounds for any number of ranks: Bruck's all-gather
 //! (J. Bruck et al., 1997) and its transpose, the shape of NCCL's PAT (arXiv 2506.20252).
 
-use super::{Algorithm, Generator, Needs, edge_layout, in_rounds, rounds_at_receives};
+use super::{
+    Algorithm, Generator, Needs, edge_layout, in_rounds, keeps_scratch, rounds_at_receives,
+};
 use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Order, Slice};
 use crate::spec::{Collective, Spec};
@@ -24,10 +26,13 @@ fn layout(spec: &Spec) -> Option<Layout> {
     let n = spec.nranks;
     let most = rounds(n).iter().map(|(_, count)| *count).max().unwrap_or(0);
     match spec.collective {
-        Collective::AllGather => Some(in_rounds(edge_layout(1, 1, 0), n, most)),
+        Collective::AllGather => Some(in_rounds(spec, edge_layout(1, 1, 0), (n, most))),
         // A rank keeps a partial result for itself and one for each rank that it still has to
         // serve.
-        Collective::ReduceScatter => Some(in_rounds(edge_layout(1, 1, rounds(n)[0].0), n, most)),
+        Collective::ReduceScatter => {
+            let layout = edge_layout(1, 1, rounds(n)[0].0);
+            Some(keeps_scratch(in_rounds(spec, layout, (n, most))))
+        }
         _ => None,
     }
 }

@@ -24,7 +24,8 @@ fn layout(spec: &Spec) -> Option<Layout> {
     let layout = edge_layout(power, (power / 2).max(1), 0);
     // Ranks that pair up before and after have other rounds than the rest.
     let alike = spec.nranks == power;
-    serves.then(|| if alike { in_rounds(layout, 2 * power.ilog2() + 1, 2) } else { layout })
+    let rounds = || in_rounds(spec, layout, (2 * power.ilog2() + 1, 2));
+    serves.then(|| if alike { rounds() } else { layout })
 }
 
 fn parts(buffer: Buffer, part: u32, parts: u32) -> Slice {

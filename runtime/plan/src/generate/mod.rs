@@ -18,7 +18,7 @@ mod two_shot;
 mod two_shot_edges;
 
 use crate::cost::CostModel;
-use crate::ir::{Layout, MAX_ROUNDS, Op, Program, ROUND_MESSAGES, UserMemory};
+use crate::ir::{Layout, MAX_ROUNDS, Op, Program, ROUND_MESSAGES, UserMemory, overlapping};
 use crate::spec::{Collective, Spec};
 
 /// The algorithms.
@@ -209,14 +209,22 @@ const fn edge_layout(parts: u32, message_parts: u32, scratch_blocks: u32) -> Lay
         done_signal: 0,
         user_memory: UserMemory::Private,
         rounds: 1,
+        scratch_windows: 1,
     }
 }
 
 /// Returns the layout of a plan over edges whose programs consist of so many rounds, in all of
-/// which `messages` at most go over an edge between teams.
-const fn in_rounds(layout: Layout, rounds: u32, messages: u32) -> Layout {
-    let overlap = rounds as usize <= MAX_ROUNDS && messages <= ROUND_MESSAGES as u32;
+/// which `messages` at most go over an edge between teams. Within one team nothing overlaps: there
+/// messages take no time that would be worth it.
+fn in_rounds(spec: &Spec, layout: Layout, (rounds, messages): (u32, u32)) -> Layout {
+    let few = rounds as usize <= MAX_ROUNDS && messages <= ROUND_MESSAGES as u32;
+    let overlap = few && spec.team < spec.nranks;
     Layout { rounds: if overlap { rounds } else { 1 }, ..layout }
+}
+
+/// Returns the layout of a plan that reads in a round what earlier ones have left in scratch.
+fn keeps_scratch(layout: Layout) -> Layout {
+    Layout { scratch_windows: overlapping(layout.rounds), ..layout }
 }
 
 /// Returns the program of these operations in which every receive begins a round.

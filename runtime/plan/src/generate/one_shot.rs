@@ -60,6 +60,7 @@ fn staged_layout(spec: &Spec) -> Option<Layout> {
         done_signal: if one_publisher { 1 } else { 2 },
         user_memory: UserMemory::Private,
         rounds: 1,
+        scratch_windows: 1,
     })
 }
 
@@ -103,6 +104,7 @@ fn mapped_layout(spec: &Spec) -> Option<Layout> {
         done_signal: 2,
         user_memory: UserMemory::Read,
         rounds: 1,
+        scratch_windows: 1,
     })
 }
 

@@ -21,8 +21,8 @@ fn layout(spec: &Spec) -> Option<Layout> {
     use Collective::{AllGather, AllReduce, Broadcast, Reduce};
     let serves = [AllReduce, Reduce, AllGather, Broadcast].contains(&spec.collective);
     let scratch_blocks = if spec.collective.reduces() { spec.nranks } else { 0 };
-    let layout = in_rounds(edge_layout(1, 1, scratch_blocks), 2, 1);
-    (serves && spec.nranks > 1).then_some(layout)
+    let layout = || in_rounds(spec, edge_layout(1, 1, scratch_blocks), (2, 1));
+    (serves && spec.nranks > 1).then(layout)
 }
 
 /// Returns whether the input of `from` goes to `to`.
@@ -70,8 +70,8 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
         true => model.read_us(all, spec.nranks - 1, true),
         false => 0.0,
     };
-    // The latency of windows behind the first is hidden.
     model.latency_us
+        + model.further_latency_us(layout(spec), bytes)
         + sends * model.send_us(bytes)
         + receives * model.receive_us(bytes, false)
         + fold_us

@@ -23,7 +23,7 @@ fn layout(spec: &Spec) -> Option<Layout> {
         matches!(spec.collective, Collective::AllToAll | Collective::Gather | Collective::Scatter);
     // The root of a gather or scatter waits for nobody, or everybody for it.
     let rounds = if spec.collective == Collective::AllToAll { 2 } else { 1 };
-    (serves && spec.nranks > 1).then_some(in_rounds(edge_layout(1, 1, 0), rounds, 1))
+    (serves && spec.nranks > 1).then(|| in_rounds(spec, edge_layout(1, 1, 0), (rounds, 1)))
 }
 
 fn program(spec: &Spec, rank: u32) -> Program {
@@ -59,7 +59,10 @@ fn program(spec: &Spec, rank: u32) -> Program {
 fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let n = f64::from(spec.nranks);
     match spec.collective {
-        Collective::AllToAll => model.latency_us + (n - 1.0) * model.next_hop_us(bytes, false),
+        Collective::AllToAll => {
+            let latency = model.latency_us + model.further_latency_us(layout(spec), bytes);
+            latency + (n - 1.0) * model.next_hop_us(bytes, false)
+        }
         // The root moves all data; the other ranks' halves of the hops overlap.
         _ => model.hop_us(bytes, false) + (n - 2.0) * model.next_hop_us(bytes, false),
     }

@@ -34,6 +34,7 @@ fn layout(spec: &Spec) -> Option<Layout> {
         done_signal: shots + 1,
         user_memory: UserMemory::Private,
         rounds: 1,
+        scratch_windows: 1,
     })
 }
 

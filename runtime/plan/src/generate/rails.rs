@@ -6,7 +6,9 @@
 //! an element passes there as rarely as with one rank per team. Reductions are folded in each team
 //! first, in rank order.
 
-use super::{Algorithm, Generator, bruck, edge_layout, halving, one_shot_edges, others};
+use super::{
+    Algorithm, Generator, bruck, edge_layout, halving, keeps_scratch, one_shot_edges, others,
+};
 use super::{ring, switch, tree, two_shot_edges};
 use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Program, Slice};
@@ -59,7 +61,11 @@ fn layout(spec: &Spec, algorithm: &Generator) -> Option<Layout> {
         _ => (along.parts, along.scratch_blocks),
     };
     let layout = edge_layout(parts, along.message_parts, scratch_blocks);
-    Some(Layout { rounds: along.rounds, ..layout })
+    let layout = Layout { rounds: along.rounds, ..layout };
+    // What the team has folded for the rail stays in scratch.
+    let folded = matches!(spec.collective, Collective::Reduce | Collective::ReduceScatter);
+    let keeps = folded || along.scratch_windows > 1;
+    Some(if keeps { keeps_scratch(layout) } else { layout })
 }
 
 /// A rank's view: its team, its rail, and the places of the data.
@@ -286,7 +292,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel, algorithm: &Generator) ->
     let (team, teams) = (u64::from(spec.team), f64::from(rail.nranks));
     let (share, peers) = (bytes.div_ceil(team), (team - 1) as f64);
     let part = share.div_ceil(u64::from(layout.parts));
-    let windows = part.div_ceil(model.edge_slot_bytes).max(1) as f64;
+    let windows = part.div_ceil(model.message_bytes()).max(1) as f64;
     let send = |bytes| near.latency_us + peers * near.send_us(bytes);
     let receive = |bytes| peers * near.receive_us(bytes, false);
     let fold = |bytes| {

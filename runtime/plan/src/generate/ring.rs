@@ -1,7 +1,9 @@
 //! Rings: bandwidth-optimal for large messages, in `O(n)` steps. Rooted collectives use the ring as
 //! a chain that begins or ends at the root; windows follow each other along the chain.
 
-use super::{Algorithm, Generator, Needs, edge_layout, in_rounds, rounds_at_receives};
+use super::{
+    Algorithm, Generator, Needs, edge_layout, in_rounds, keeps_scratch, rounds_at_receives,
+};
 use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Order, Slice};
 use crate::spec::{Collective, Spec};
@@ -22,9 +24,13 @@ fn layout(spec: &Spec) -> Option<Layout> {
     }
     let n = spec.nranks;
     match spec.collective {
-        Collective::AllReduce => Some(in_rounds(edge_layout(n, 1, 0), 2 * n - 1, 2 * (n - 1))),
-        Collective::AllGather => Some(in_rounds(edge_layout(1, 1, 0), n, n - 1)),
-        Collective::ReduceScatter => Some(in_rounds(edge_layout(1, 1, 1), n, n - 1)),
+        Collective::AllReduce => {
+            Some(in_rounds(spec, edge_layout(n, 1, 0), (2 * n - 1, 2 * (n - 1))))
+        }
+        Collective::AllGather => Some(in_rounds(spec, edge_layout(1, 1, 0), (n, n - 1))),
+        Collective::ReduceScatter => {
+            Some(keeps_scratch(in_rounds(spec, edge_layout(1, 1, 1), (n, n - 1))))
+        }
         Collective::Broadcast => Some(edge_layout(1, 1, 0)),
         Collective::Reduce => Some(edge_layout(1, 1, 1)),
         Collective::AllToAll | Collective::Gather | Collective::Scatter => None,
@@ -141,7 +147,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
         Collective::ReduceScatter => (n - 1) as f64 * step(bytes, true),
         _ => {
             // The chain fills once; after that each step delivers a window.
-            let window = bytes.min(model.edge_slot_bytes);
+            let window = bytes.min(model.message_bytes());
             let reduces = spec.collective.reduces();
             (n - 2) as f64 * hop(window, reduces) + hop(bytes, reduces)
         }

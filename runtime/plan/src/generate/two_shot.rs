@@ -55,6 +55,7 @@ fn staged_layout(spec: &Spec) -> Option<Layout> {
         done_signal: 3,
         user_memory: UserMemory::Private,
         rounds: 1,
+        scratch_windows: 1,
     })
 }
 
@@ -102,6 +103,7 @@ fn mapped_layout(spec: &Spec) -> Option<Layout> {
         done_signal: 2,
         user_memory: UserMemory::Written,
         rounds: 1,
+        scratch_windows: 1,
     })
 }
 
@@ -138,6 +140,7 @@ fn pulled_layout(spec: &Spec) -> Option<Layout> {
         done_signal: 3,
         user_memory: UserMemory::Read,
         rounds: 1,
+        scratch_windows: 1,
     })
 }
 

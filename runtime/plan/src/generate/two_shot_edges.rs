@@ -49,7 +49,8 @@ fn layout(spec: &Spec) -> Option<Layout> {
     // A share is a part if the input is one block, else a block.
     let parts = if spec.collective == ReduceScatter { 1 } else { shares(spec) };
     let scratch_blocks = if spec.collective.reduces() { n } else { 0 };
-    serves.then_some(in_rounds(edge_layout(parts, 1, scratch_blocks), 3, 2))
+    let rounds = if spec.collective == ReduceScatter { (2, 1) } else { (3, 2) };
+    serves.then(|| in_rounds(spec, edge_layout(parts, 1, scratch_blocks), rounds))
 }
 
 fn program(spec: &Spec, rank: u32) -> Program {
@@ -104,7 +105,9 @@ fn program(spec: &Spec, rank: u32) -> Program {
         let receivers = others(rank, spec.nranks).filter(|&peer| passes(peer));
         ops.extend(receivers.map(|peer| Op::Send { peer, src }));
     }
-    program.begin_round();
+    if !scatters {
+        program.begin_round();
+    }
     if passes(rank) {
         let receive = |(peer, share)| Op::Recv { peer, dst: result(share) };
         program.ops.extend(others_shares().map(receive));
@@ -120,8 +123,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     };
     let peers = (n - 1) as f64;
     let (send, receive) = (model.send_us(share), model.receive_us(share, false));
-    // That of windows behind the first is hidden.
-    let latency = model.latency_us;
+    let latency = model.latency_us + model.further_latency_us(layout(spec), share);
     let fold = model.read_us(share * n, spec.nranks - 1, true);
     match spec.collective {
         Collective::AllReduce => 2.0 * (latency + peers * (send + receive)) + fold,

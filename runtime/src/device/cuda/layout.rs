@@ -5,8 +5,8 @@ use oxccl_kernels::abi;
 pub use oxccl_kernels::abi::LANE_SLOT_BYTES;
 
 /// The slots' worth of scratch that a lane has for each rank: a window needs a block of scratch for
-/// each rank at most, mostly for less, and five windows and more may be under way together.
-pub const SCRATCH_SLOTS: usize = 3;
+/// each rank at most, and some plans keep those of several windows.
+pub const SCRATCH_SLOTS: usize = 2;
 
 /// The offsets of the parts of a rank's shared memory, and its size in bytes, for a number of
 /// ranks. A communicator whose links carry lines uses them alone: they lie in the place of packets,
@@ -123,8 +123,8 @@ pub struct Private {
 }
 
 impl Private {
-    /// Returns the layout in a communicator of `nranks` ranks; `scratch_bytes` of scratch memory
-    /// are for each rank and lane, 0 if there are no other hosts.
+    /// Returns the layout in a communicator of `nranks` ranks; [`SCRATCH_SLOTS`] times
+    /// `scratch_bytes` of scratch memory are for each rank and lane, 0 if there are no other hosts.
     pub fn new(nranks: u32, scratch_bytes: usize) -> Self {
         let n = nranks as usize;
         let lanes = 2 * n * abi::LANES;

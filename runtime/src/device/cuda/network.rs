@@ -33,8 +33,10 @@ const _: () = assert!(EDGE_SLOTS == abi::NET_SLOTS && HEADER_BYTES == abi::NET_H
 const EAGER: Duration = Duration::from_micros(500);
 /// The shortest and the longest pause between two looks while nothing moves.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
-/// Looks at what no kernel waits for yet, after something has come.
+/// Looks at what no kernel waits for yet, after a message of [`LARGE`] bytes or more has come.
 const LOOKS_AHEAD: u32 = 64;
+/// The least bytes of a message that is likely one of many.
+const LARGE: usize = 4 << 10;
 /// The part of the time without a movement that a pause takes: so much later than without pauses
 /// comes, at most, what comes next.
 const PAUSE_PART: u32 = 8;
@@ -433,7 +435,7 @@ struct Served {
     quiet: Option<Instant>,
     /// The message for which a collective waits, and since when or since when the peer knows.
     waits: Option<(u64, Instant)>,
-    /// The number of looks, until something comes or is wanted, at what no kernel waits for yet.
+    /// How many more looks follow at what no kernel waits for yet.
     looks_ahead: u32,
 }
 
@@ -489,8 +491,8 @@ impl Served {
         }
         let (number, held) = (self.arrived.wrapping_add(1), self.arrived.wrapping_sub(taken));
         let wanted = word(&words.wanted).load(Ordering::Acquire) == number;
-        // What kernels do not wait for comes earlier, if the transport does not mind: of a large
-        // operation more is under way, and a look takes a system call.
+        // What kernels do not wait for comes earlier, if the transport does not mind. After a large
+        // message more is likely under way; without one, looks would only cost system calls.
         let ahead = (held > 0 || self.looks_ahead > 0) && self.edge.offers_ahead();
         self.looks_ahead = self.looks_ahead.saturating_sub(1);
         if held >= EDGE_SLOTS as u64 || !(wanted || ahead) {
@@ -505,7 +507,8 @@ impl Served {
         word(&here.count).store(count, Ordering::Relaxed);
         word(&here.mark).store(mark_of(number, count, what), Ordering::Release);
         self.arrived = number;
-        self.looks_ahead = LOOKS_AHEAD;
+        let large = message.len.is_none_or(|len| len >= LARGE);
+        self.looks_ahead = if large { LOOKS_AHEAD } else { 0 };
         Ok(true)
     }
 
@@ -514,7 +517,8 @@ impl Served {
     fn tell(&mut self, shared: &Shared, rank: &Weak<Rank>) {
         let words = shared.words();
         let wanted = word(&words.wanted).load(Ordering::Acquire);
-        if wanted == self.arrived {
+        // More may have come than is wanted.
+        if self.arrived.wrapping_sub(wanted) as i64 >= 0 {
             self.waits = None;
             return;
         }

@@ -12,7 +12,7 @@ use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
 use oxccl_plan::carrier::Packets;
 use oxccl_plan::cost::CostModel;
-use oxccl_plan::ir::{Capacity, MAX_ROUNDS, Order, ROUND_MESSAGES, ROUND_TURNS, overlapping};
+use oxccl_plan::ir::{Capacity, MAX_ROUNDS, Order, ROUND_MESSAGES, ROUND_TURNS};
 use oxccl_plan::select::Topology;
 use oxccl_plan::{Geometry, Op, Plan};
 use std::sync::Arc;
@@ -24,9 +24,8 @@ const _: () = {
 };
 
 /// Returns how plans run on the GPUs of several hosts, in teams of `team` ranks, with messages of
-/// so many bytes, one on each lane at a time.
+/// so many bytes.
 pub fn topology(team: u32, edge_bytes: usize) -> Topology {
-    let edge_slot_bytes = (edge_bytes * abi::LANES) as u64;
     Topology {
         direct: false,
         team,
@@ -39,7 +38,7 @@ pub fn topology(team: u32, edge_bytes: usize) -> Topology {
         scratch: false,
         packets: Packets::Nowhere,
         engine_bytes: u64::MAX,
-        model: CostModel { edge_slot_bytes, ..CostModel::GPUS_TCP },
+        model: CostModel { edge_slot_bytes: edge_bytes as u64, ..CostModel::GPUS_TCP },
     }
 }
 
@@ -82,8 +81,8 @@ fn argument(
     let (scratch_bytes, window_scratch_bytes) = scratch_bytes(plan, &geometry, call);
     let (nranks, rounds) = (call.spec.nranks, program.nrounds());
     let lane_scratch_bytes = lane_scratch_bytes(nranks, slot_bytes);
-    let windows = overlapping(rounds);
-    if windows * window_scratch_bytes > lane_scratch_bytes {
+    let scratch_windows = plan.layout.scratch_windows;
+    if u64::from(scratch_windows) * window_scratch_bytes > lane_scratch_bytes {
         return Err(unfit());
     }
     let encode = || program.ops.iter().map(|op| step(*op)).collect::<Option<_>>().ok_or_else(unfit);
@@ -101,7 +100,7 @@ fn argument(
         scratch_bytes,
         parts: geometry.parts,
         rounds,
-        windows: windows as u32,
+        scratch_windows,
         round_ends,
         steps,
         begun: network.begun_at(),
@@ -134,7 +133,7 @@ fn scratch_bytes(plan: &Plan, geometry: &Geometry, call: &Call) -> (u64, u64) {
 /// Returns how a plan cuts the share of a lane, with messages of `slot_bytes` bytes at most, for
 /// which the scratch of all windows under way suffices.
 fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry {
-    let blocks = u64::from(plan.layout.scratch_blocks) * overlapping(plan.layout.rounds);
+    let blocks = u64::from(plan.layout.scratch_blocks * plan.layout.scratch_windows);
     let of_scratch = lane_scratch_bytes(plan.spec.nranks, slot_bytes) / blocks.max(1);
     let message_bytes = (slot_bytes as u64).min(of_scratch / 16 * 16);
     let edge_slot_elems = message_bytes / call.dtype.size() as u64;
@@ -218,9 +217,10 @@ mod tests {
                     let share = share(&call, abi::LANES as u64);
                     let geometry = geometry(&plan, &call, share, slot_bytes);
                     let (_, scratch) = scratch_bytes(&plan, &geometry, &call);
-                    let all = overlapping(plan.layout.rounds) * scratch;
+                    let all = u64::from(plan.layout.scratch_windows) * scratch;
                     assert!(all <= lane_scratch_bytes(nranks, slot_bytes), "{plan:?}");
-                    assert!(geometry.window_elems > 0);
+                    let message = geometry.range(0, 0, plan.layout.message_parts).1;
+                    assert!(bytes < 1 << 26 || message >= slot_bytes as u64 / 4, "{plan:?}");
                     for rank in [0, nranks - 1] {
                         assert!(plan.program(rank).ops.iter().all(|op| step(*op).is_some()));
                     }

@@ -15,7 +15,7 @@ use crate::op::descriptor::Label;
 use crate::op::{Bound, Call, Programs};
 use crate::rank::agreement::{self, CurrentOp};
 use crate::rank::{Awaited, Rank, broken};
-use oxccl_plan::ir::{Capacity, UserMemory, inbox_place, next_round, overlapping};
+use oxccl_plan::ir::{Capacity, UserMemory, inbox_place, next_round};
 use oxccl_plan::{
     Buffer, Carrier, DataType, Destination, From, Geometry, Op, Order, Plan, ReduceOp, Slice,
 };
@@ -324,7 +324,8 @@ impl<'a> VisitState<'a> {
 
     fn make_scratch(&mut self) {
         let run = &*self.run;
-        let windows = overlapping(run.bound().program.nrounds()).min(run.geometry.windows().max(1));
+        let windows =
+            u64::from(run.plan().layout.scratch_windows).min(run.geometry.windows().max(1));
         let blocks = run.plan().layout.scratch_blocks as usize * windows as usize;
         let bytes = blocks * run.geometry.scratch_block_elems() as usize * run.call.dtype.size();
         if self.state.scratch.len() * 8 < bytes {
@@ -367,6 +368,7 @@ impl<'a> VisitState<'a> {
         self.run.phase_base = self.run.phase_base.wrapping_add(u64::from(layout.signals));
         self.run.next_round();
         if last {
+            self.run.step = 0;
             self.run.stage = Stage::Draining;
             if self.run.by_packets() {
                 self.fetch_next_packets()?;
@@ -455,9 +457,9 @@ impl<'a> VisitState<'a> {
                 block * run.geometry.block_elems + run.geometry.window_start(run.window) + offset
             }
             Buffer::Scratch => {
-                // Windows under way together have scratch of their own.
-                let window = run.window % overlapping(run.bound().program.nrounds());
-                let blocks = u64::from(run.plan().layout.scratch_blocks);
+                let layout = &run.plan().layout;
+                let window = run.window % u64::from(layout.scratch_windows);
+                let blocks = u64::from(layout.scratch_blocks);
                 (window * blocks + block) * run.geometry.scratch_block_elems()
             }
             Buffer::Stage => block * run.geometry.window_elems + offset,
