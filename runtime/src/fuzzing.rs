@@ -5,7 +5,7 @@ use crate::bootstrap::UniqueId;
 use crate::bootstrap::interface;
 use crate::bootstrap::launch::{self, Launch};
 use crate::bootstrap::wire::{self, Frame};
-use crate::comm::rank_info::RankInfo;
+use crate::comm::rank_info::{self, RankInfo};
 use crate::device::{CudaOffer, decode_datagram};
 use crate::error::Result;
 use crate::link::Message;
@@ -16,6 +16,9 @@ use oxccl_net::tcp::{TcpReceiver, address_in};
 use oxccl_net::{HANDLE_BYTES, Handle};
 use std::io::Read;
 use std::net::SocketAddr;
+
+/// The format of a rank's blob.
+pub const FORMAT: u32 = rank_info::FORMAT;
 
 /// Takes a frame out of received bytes, as a connection does; the error is the length of a frame
 /// that is too long.

@@ -67,7 +67,8 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         }
         "identity" => {
             let mut blob = vec![0; 150];
-            blob[..5].copy_from_slice(&[11, 0, 0, 0, 77]);
+            blob[..4].copy_from_slice(&fuzzing::FORMAT.to_le_bytes());
+            blob[4] = 77;
             vec![
                 [&[0][..], &id.encode()].concat(),
                 [&[1][..], &blob].concat(),
