@@ -34,7 +34,7 @@ const IDLE: Duration = Duration::from_secs(1);
 /// communicator is made.
 const DATA_BYTES: usize = 1000;
 
-/// What becomes of the packets.
+/// The delays and losses of a relay.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     /// The least time for which a packet is held up.
@@ -43,7 +43,7 @@ pub struct Way {
     pub jitter: Duration,
     /// How many of a million packets are lost.
     pub lost_ppm: u64,
-    /// Where times and losses are drawn from.
+    /// The seed from which times and losses are drawn.
     pub seed: u64,
 }
 
@@ -61,12 +61,12 @@ pub struct Counts {
 /// A relay that runs until it is dropped.
 pub struct Relay {
     shared: Arc<Mutex<Shared>>,
-    /// Its end is the end of the thread.
+    /// The pipe whose end tells the thread to end; `None` once it has been told.
     running: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a relay shares with its thread.
+/// The state that a relay and its thread share.
 #[derive(Default)]
 struct Shared {
     counts: Counts,
