@@ -107,6 +107,7 @@ fn every_algorithm_when_forced() {
 fn every_algorithm_between_two_hosts_when_forced() {
     for algorithm in [
         "rails_one_shot",
+        "rails_whole",
         "rails_two_shot",
         "rails_ring",
         "rails_tree",

@@ -70,7 +70,7 @@ impl Cell {
                 (NvlsTree, Simple)
             }
             Algorithm::RailsHalving | Algorithm::RailsTwoShot => (NvlsTree, Ll128),
-            Algorithm::RailsOneShot => (NvlsTree, Ll),
+            Algorithm::RailsOneShot | Algorithm::RailsWhole => (NvlsTree, Ll),
             Algorithm::Switch | Algorithm::RailsSwitch => (CollnetDirect, Simple),
             Algorithm::OneShot
             | Algorithm::OneShotMapped

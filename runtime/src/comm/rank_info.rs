@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 
 /// The version of the wire format of the blob and of everything that ranks share, on which all
 /// ranks must agree.
-pub(crate) const FORMAT: u32 = 12;
+pub(crate) const FORMAT: u32 = 13;
 
 /// Size of a blob in bytes.
 const BYTES: usize = TUNER_AT + 16;

@@ -69,6 +69,8 @@ pub enum Algorithm {
     Switch = 20,
     /// The network reduces what the teams have folded.
     RailsSwitch = 21,
+    /// One-shot over edges between teams, of all that each team has folded.
+    RailsWhole = 22,
 }
 
 /// The requirements of a plan on the links between ranks.
@@ -121,7 +123,7 @@ pub struct Generator {
 }
 
 /// All algorithms, in the order in which ties of the cost model break.
-pub static GENERATORS: [Generator; 22] = [
+pub static GENERATORS: [Generator; 23] = [
     local::GENERATOR,
     one_shot::STAGED,
     one_shot::MAPPED,
@@ -144,6 +146,7 @@ pub static GENERATORS: [Generator; 22] = [
     rails::ONE_SHOT,
     switch::GENERATOR,
     rails::SWITCH,
+    rails::WHOLE,
 ];
 
 impl Algorithm {

@@ -5,6 +5,9 @@
 //! team puts the shares together. So every rank moves its part of the data between the teams, and
 //! an element passes there as rarely as with one rank per team. Reductions are folded in each team
 //! first, in rank order.
+//!
+//! Small all-reduces have a form without shares: each rank of a team folds all of the data, and
+//! passes them on along its rail. That takes more traffic, and the team has nothing to put together.
 
 use super::{
     Algorithm, Generator, bruck, edge_layout, halving, keeps_scratch, one_shot_edges, others,
@@ -14,46 +17,62 @@ use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Program, Slice};
 use crate::spec::{Collective, Spec};
 
+/// What the rails of an algorithm carry out.
+struct Form {
+    /// The algorithm between the teams.
+    along: &'static Generator,
+    /// Whether each rank passes on all that its team has folded, instead of its share.
+    whole: bool,
+}
+
 /// Makes the row of an algorithm in which `along` runs on the rails.
 macro_rules! rails {
-    ($row:ident, $algorithm:ident, $name:literal, $along:ident) => {
-        pub(super) const $row: Generator = Generator {
-            algorithm: Algorithm::$algorithm,
-            name: $name,
-            needs: $along::GENERATOR.needs,
-            canonical: false,
-            layout: |spec| layout(spec, &$along::GENERATOR),
-            program: |spec, rank| program(spec, rank, &$along::GENERATOR),
-            cost_us: |spec, bytes, model| cost_us(spec, bytes, model, &$along::GENERATOR),
+    ($row:ident, $algorithm:ident, $name:literal, $along:ident, whole: $whole:literal) => {
+        pub(super) const $row: Generator = {
+            const FORM: Form = Form { along: &$along::GENERATOR, whole: $whole };
+            Generator {
+                algorithm: Algorithm::$algorithm,
+                name: $name,
+                needs: FORM.along.needs,
+                canonical: false,
+                layout: |spec| layout(spec, &FORM),
+                program: |spec, rank| program(spec, rank, &FORM),
+                cost_us: |spec, bytes, model| cost_us(spec, bytes, model, &FORM),
+            }
         };
     };
 }
 
-rails!(RING, RailsRing, "rails_ring", ring);
-rails!(TREE, RailsTree, "rails_tree", tree);
-rails!(HALVING, RailsHalving, "rails_halving", halving);
-rails!(BRUCK, RailsBruck, "rails_bruck", bruck);
-rails!(TWO_SHOT, RailsTwoShot, "rails_two_shot", two_shot_edges);
-rails!(ONE_SHOT, RailsOneShot, "rails_one_shot", one_shot_edges);
-rails!(SWITCH, RailsSwitch, "rails_switch", switch);
+rails!(RING, RailsRing, "rails_ring", ring, whole: false);
+rails!(TREE, RailsTree, "rails_tree", tree, whole: false);
+rails!(HALVING, RailsHalving, "rails_halving", halving, whole: false);
+rails!(BRUCK, RailsBruck, "rails_bruck", bruck, whole: false);
+rails!(TWO_SHOT, RailsTwoShot, "rails_two_shot", two_shot_edges, whole: false);
+rails!(ONE_SHOT, RailsOneShot, "rails_one_shot", one_shot_edges, whole: false);
+rails!(SWITCH, RailsSwitch, "rails_switch", switch, whole: false);
+rails!(WHOLE, RailsWhole, "rails_whole", one_shot_edges, whole: true);
 
 /// Returns what each rail carries out, and its layout; `None` if the ranks form one team, or teams
 /// of one rank, or if the algorithm does not serve.
-fn along(spec: &Spec, algorithm: &Generator) -> Option<(Spec, Layout)> {
+fn along(spec: &Spec, form: &Form) -> Option<(Spec, Layout)> {
     let shaped = 1 < spec.team && spec.team < spec.nranks;
     let teams = spec.nranks / spec.team;
     let rail = Spec::new(spec.collective, teams, spec.root / spec.team).in_teams(1);
     // Exchanges between pairs gain nothing: what one rank sends another passes a rail once anyway.
-    let gains =
-        !matches!(spec.collective, Collective::AllToAll | Collective::Gather | Collective::Scatter);
-    let layout = if shaped && gains { (algorithm.layout)(&rail) } else { None };
+    let gains = match spec.collective {
+        Collective::AllReduce => true,
+        Collective::AllToAll | Collective::Gather | Collective::Scatter => false,
+        _ => !form.whole,
+    };
+    let layout = if shaped && gains { (form.along.layout)(&rail) } else { None };
     layout.map(|layout| (rail, layout))
 }
 
-fn layout(spec: &Spec, algorithm: &Generator) -> Option<Layout> {
-    let (rail, along) = along(spec, algorithm)?;
+fn layout(spec: &Spec, form: &Form) -> Option<Layout> {
+    let (rail, along) = along(spec, form)?;
     let room = spec.team.max(along.scratch_blocks);
     let (parts, scratch_blocks) = match spec.collective {
+        Collective::AllReduce if form.whole => (along.parts, room),
         Collective::AllReduce => (spec.team * along.parts, room),
         Collective::Reduce => (spec.team * along.parts, room + along.parts),
         Collective::ReduceScatter => (along.parts, room + rail.nranks),
@@ -79,12 +98,14 @@ struct Rails {
     place: u32,
     /// The first block of scratch that holds what the team has folded for the rail.
     folded: u32,
+    /// Whether each rank passes on all of the data.
+    whole: bool,
 }
 
 /// Returns the program of a rank: the team divides the data in the first round of the rail, and
 /// puts them together in the last one.
-fn program(spec: &Spec, rank: u32, algorithm: &Generator) -> Program {
-    let Some((rail, layout)) = along(spec, algorithm) else { return Program::default() };
+fn program(spec: &Spec, rank: u32, form: &Form) -> Program {
+    let Some((rail, layout)) = along(spec, form) else { return Program::default() };
     let rails = Rails {
         spec: *spec,
         rail,
@@ -92,16 +113,19 @@ fn program(spec: &Spec, rank: u32, algorithm: &Generator) -> Program {
         team: rank / spec.team,
         place: rank % spec.team,
         folded: spec.team.max(layout.scratch_blocks),
+        whole: form.whole,
     };
     let mut program = Program::from(rails.divide());
-    let along = (algorithm.program)(&rail, rails.team);
+    let along = (form.along.program)(&rail, rails.team);
     for (number, round) in along.rounds().enumerate() {
         if number > 0 {
             program.begin_round();
         }
         program.ops.extend(along.ops[round].iter().filter_map(|op| rails.on_rail(*op)));
     }
-    program.ops.extend(rails.join());
+    if !rails.whole {
+        program.ops.extend(rails.join());
+    }
     program
 }
 
@@ -124,9 +148,14 @@ impl Rails {
         self.with_root() && self.rank(self.place) == self.spec.root
     }
 
+    /// Returns the first part of a place's share.
+    fn first_part(&self, place: u32) -> u32 {
+        if self.whole { 0 } else { place * self.parts }
+    }
+
     /// Returns part `part` of a place's share.
     fn share(&self, buffer: Buffer, place: u32, part: u32) -> Slice {
-        Slice::part(buffer, 0, place * self.parts + part)
+        Slice::part(buffer, 0, self.first_part(place) + part)
     }
 
     /// Returns the place of what the team has folded of this rank's share.
@@ -188,7 +217,7 @@ impl Rails {
         let Slice { buffer, block, part, .. } = slice;
         let first = match self.spec.collective {
             Collective::AllReduce | Collective::Reduce | Collective::Broadcast => {
-                self.place * self.parts
+                self.first_part(self.place)
             }
             _ => 0,
         };
@@ -286,11 +315,12 @@ impl Rails {
     }
 }
 
-fn cost_us(spec: &Spec, bytes: u64, model: &CostModel, algorithm: &Generator) -> f64 {
-    let Some((rail, layout)) = along(spec, algorithm) else { return f64::INFINITY };
+fn cost_us(spec: &Spec, bytes: u64, model: &CostModel, form: &Form) -> f64 {
+    let Some((rail, layout)) = along(spec, form) else { return f64::INFINITY };
     let near = model.near();
     let (team, teams) = (u64::from(spec.team), f64::from(rail.nranks));
-    let (share, peers) = (bytes.div_ceil(team), (team - 1) as f64);
+    let share = if form.whole { bytes } else { bytes.div_ceil(team) };
+    let peers = (team - 1) as f64;
     let part = share.div_ceil(u64::from(layout.parts));
     let windows = part.div_ceil(model.message_bytes()).max(1) as f64;
     let send = |bytes| near.latency_us + peers * near.send_us(bytes);
@@ -299,9 +329,10 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel, algorithm: &Generator) ->
         let all = near.read_us(bytes * team, spec.team - 1, true);
         send(bytes) + receive(bytes) + all
     };
-    let along_us = |bytes| (algorithm.cost_us)(&rail, bytes, model);
+    let along_us = |bytes| (form.along.cost_us)(&rail, bytes, model);
     let latencies = (windows - 1.0) * near.latency_us;
     match spec.collective {
+        Collective::AllReduce if form.whole => fold(bytes) + along_us(bytes) + latencies,
         Collective::AllReduce => {
             fold(share) + along_us(share) + send(share) + receive(share) + 2.0 * latencies
         }
