@@ -103,6 +103,16 @@ enum {
 // are under way there in a direction.
 #define NET_SLOTS 4
 
+// Packets of a small message between hosts: two words and its data, 8 bytes each. Beyond as many
+// threads as a warp has the wait for them would need a meeting of the block.
+#define NET_PACKETS 18
+
+// Bytes of data of messages between hosts that are written as packets.
+#define NET_PACKED_BYTES ((NET_PACKETS - 2) * 8)
+
+// Steps of a program over edges in the argument of its kernel: those of two hosts of eight ranks.
+#define ARGUMENT_STEPS 20
+
 // Collectives between hosts of which a rank remembers what it called.
 #define REMEMBERED 64
 
@@ -830,6 +840,29 @@ typedef struct Program {
   Way ways[WAYS];
 } Program;
 
+// A step of a program over edges (`oxccl_plan::Op`).
+typedef struct EdgeStep {
+  // `STEP_*`.
+  uint8_t kind;
+  // Not 0 if a fold completes the reduction.
+  uint8_t finish;
+  // Not 0 if the data that came over the edge are the first operand of a fold.
+  uint8_t incoming_first;
+  // Padding.
+  uint8_t unused;
+  // The peer, by its number in the communicator; the number of the block of scratch in place of
+  // which a fold reads `own`.
+  uint32_t peer;
+  // The number of blocks that are folded.
+  uint32_t count;
+  // The slice that is read at this rank; the first block that is folded.
+  Slice src;
+  // The slice that is written.
+  Slice dst;
+  // The slice that a fold reads in place of a block of scratch.
+  Slice own;
+} EdgeStep;
+
 // The argument of an edge kernel: a collective as a program over edges, and how it cuts the call.
 typedef struct EdgeProgram {
   // The collective.
@@ -858,34 +891,22 @@ typedef struct EdgeProgram {
   uint32_t scratch_windows;
   // The number of the step behind the last one of each round.
   uint32_t round_ends[MAX_ROUNDS];
-  // The address of the [`EdgeStep`]s, in memory of the host.
+  // The first steps, which a kernel need not fetch.
+  EdgeStep first_steps[ARGUMENT_STEPS];
+  // The address of all [`EdgeStep`]s, in memory of the host.
   uint64_t steps;
   // The address of [`REMEMBERED`] times [`Begun`], by number, in memory of the host.
   uint64_t begun;
 } EdgeProgram;
 
-// A step of a program over edges (`oxccl_plan::Op`).
-typedef struct EdgeStep {
-  // `STEP_*`.
-  uint8_t kind;
-  // Not 0 if a fold completes the reduction.
-  uint8_t finish;
-  // Not 0 if the data that came over the edge are the first operand of a fold.
-  uint8_t incoming_first;
-  // Padding.
-  uint8_t unused;
-  // The peer, by its number in the communicator; the number of the block of scratch in place of
-  // which a fold reads `own`.
-  uint32_t peer;
-  // The number of blocks that are folded.
-  uint32_t count;
-  // The slice that is read at this rank; the first block that is folded.
-  Slice src;
-  // The slice that is written.
-  Slice dst;
-  // The slice that a fold reads in place of a block of scratch.
-  Slice own;
-} EdgeStep;
+// A small message as packets, each of which tells by itself that it has come: the second word of
+// the operation's descriptor, the first one with the bytes of data as in [`Arrival`], and the
+// data. Packets behind the data stay as they were.
+typedef struct PackedMessage {
+  // The packets: 4 bytes, the number of the message, 4 bytes, and the complement of the number
+  // without its last bit.
+  uint64_t packets[NET_PACKETS][2];
+} PackedMessage;
 
 // The arrival of a message, or of a part of one, in a slot.
 typedef struct Arrival {
@@ -903,7 +924,11 @@ typedef struct Arrival {
 // The words by which kernels and the proxy tell each other of the messages with a rank of another
 // host. They lie in memory of the host.
 typedef struct NetWords {
-  // Messages that the kernels have written, by number modulo [`NET_SLOTS`].
+  // Small messages that the kernels have written, by number modulo [`NET_SLOTS`].
+  PackedMessage outgoing_packed[NET_SLOTS];
+  // Small messages that have come, which are in their slots as well.
+  PackedMessage incoming_packed[NET_SLOTS];
+  // Other messages that the kernels have written, by number modulo [`NET_SLOTS`].
   Arrival outgoing[NET_SLOTS];
   // The number of messages that the kernels have taken.
   uint64_t taken;

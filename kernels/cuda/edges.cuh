@@ -8,15 +8,17 @@
 
 namespace oxccl {
 
-// A line that the host may have written.
-__device__ inline uint4 load_fresh(const char* at, uint64_t len, bool fits) {
-  if (!fits || len < 16) return load_line(at, len, false);
-  return load_volatile(at);
-}
+// Memory of a block: steps of its program, and the data of a packed message.
+struct EdgeMemory {
+  static constexpr uint32_t STEPS = 64;
+  EdgeStep steps[STEPS];
+  Packed packed;
+};
 
 template <typename E>
 struct EdgeInterpreter {
   const EdgeProgram& p;
+  EdgeMemory& memory;
   uint64_t scale, number;  // the user's scalar, and the number of the collective
   Cut window;              // the current one
   uint64_t scratch;        // the offset of its scratch in that of the lane
@@ -48,8 +50,9 @@ struct EdgeInterpreter {
     for (uint64_t at = threadIdx.x * 16; at < len; at += STEP) each(at, len - at);
   }
 
-  __device__ void copy(char* to, const char* from, uint64_t len, bool multiply) const {
-    copy_slice<E>(to, from, len, multiply, scale, load_fresh);
+  template <typename Load>
+  __device__ void copy(char* to, const char* from, uint64_t len, bool multiply, Load load) const {
+    copy_slice<E>(to, from, len, multiply, scale, load);
   }
 
   __device__ static void widen(uint4 v, typename E::Lane (&lanes)[N]) {
@@ -72,11 +75,10 @@ struct EdgeInterpreter {
   // Folds what came over an edge with a slice of this rank.
   __device__ void fold(const EdgeStep& s, char* to, const char* came, const char* own,
                        uint64_t len) const {
-    bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(came) |
-                        reinterpret_cast<uint64_t>(own));
+    bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(own));
     bool multiply = multiplied(s.src);
     each_line(len, [&](uint64_t at, uint64_t left) {
-      uint4 theirs = load_fresh(came + at, left, fits), mine = load_line(own + at, left, fits);
+      uint4 theirs = load_slot(came + at), mine = load_line(own + at, left, fits);
       if (multiply) mine = scale_line<E>(mine, scale);
       typename E::Lane a[N], b[N];
       widen(s.incoming_first ? theirs : mine, a);
@@ -119,17 +121,18 @@ struct EdgeInterpreter {
     if (len == 0) return true;
     Label label{p.call.descriptor_what, p.call.descriptor_count, number, index};
     LaneCounters* counted = lane_counters(rank(), s.peer * 2 + sends, blockIdx.x);
-    Lane lane(rank(), s.peer, blockIdx.x, counted);
+    Lane lane(rank(), memory.packed, s.peer, blockIdx.x, counted);
     if (sends) {
-      char* slot = lane.begin_send(label);
+      char* slot = lane.begin_send(label, len);
       if (!slot) return false;
-      copy(slot, data, len, multiplied(s.src));
+      copy(slot, data, len, multiplied(s.src), load_line);
       lane.end_send(label, len);
     } else {
       const char* slot = lane.begin_receive(label, len);
       if (!slot) return false;
       if (s.kind == STEP_RECEIVE) {
-        copy(data, slot, len, false);
+        auto load = [](const char* at, uint64_t, bool) { return load_slot(at); };
+        copy(data, slot, len, false, load);
       } else {
         fold(s, data, slot, find(s.src, own_len), len);
       }
@@ -146,7 +149,7 @@ struct EdgeInterpreter {
       case STEP_COPY: {
         const char* from = find(s.src, len);
         char* to = find(s.dst, len);
-        if (from != to || multiplied(s.src)) copy(to, from, len, multiplied(s.src));
+        if (from != to || multiplied(s.src)) copy(to, from, len, multiplied(s.src), load_line);
         return true;
       }
       case STEP_FOLD: fold_blocks(s); return true;
@@ -154,30 +157,33 @@ struct EdgeInterpreter {
     }
   }
 
-  // Steps that are held in the block's memory at a time.
-  static constexpr uint32_t HELD = 64;
-
-  // Runs the steps of a round of a window. The program lies in memory of the host.
-  __device__ bool run_round(uint32_t round, EdgeStep* held, uint32_t& first) const {
-    const EdgeStep* all = reinterpret_cast<const EdgeStep*>(p.steps);
-    uint32_t nsteps = p.round_ends[p.rounds - 1];
-    for (uint32_t i = round > 0 ? p.round_ends[round - 1] : 0; i < p.round_ends[round]; i++) {
-      if (i < first || i >= first + HELD) {
-        sync_movers();
-        first = i / HELD * HELD;
-        uint32_t mine = first + threadIdx.x;
-        if (threadIdx.x < HELD && mine < nsteps) held[threadIdx.x] = all[mine];
-        sync_movers();
-      }
-      if (!step(held[i - first], i)) return false;
+  // Returns a step. Those that the argument lacks are fetched from memory of the host, some at a
+  // time, of which `first` is the number of the first one.
+  __device__ const EdgeStep& step_of(uint32_t i, uint32_t& first) const {
+    constexpr uint32_t HELD = EdgeMemory::STEPS;
+    if (i < ARGUMENT_STEPS) return p.first_steps[i];
+    if (i < first || i >= first + HELD) {
+      sync_movers();
+      first = i / HELD * HELD;
+      uint32_t mine = first + threadIdx.x;
+      if (threadIdx.x < HELD && mine < p.round_ends[p.rounds - 1])
+        memory.steps[threadIdx.x] = reinterpret_cast<const EdgeStep*>(p.steps)[mine];
+      sync_movers();
     }
+    return memory.steps[i - first];
+  }
+
+  // Runs the steps of a round of a window.
+  __device__ bool run_round(uint32_t round, uint32_t& held_from) const {
+    for (uint32_t i = round > 0 ? p.round_ends[round - 1] : 0; i < p.round_ends[round]; i++)
+      if (!step(step_of(i, held_from), i)) return false;
     return true;
   }
 
   // Carries out the rounds of all windows in the order of `next_round` in oxccl_plan: in each turn
   // a window begins, and those before it have their next round, the oldest first.
-  __device__ void run(EdgeStep* held) {
-    uint32_t held_from = ~0u - HELD;
+  __device__ void run() {
+    uint32_t held_from = ~0u - EdgeMemory::STEPS;
     window.align = p.align_elems;
     uint64_t first = blockIdx.x * p.share_elems, last = first + p.share_elems;
     if (last > p.call.count) last = p.call.count;
@@ -190,7 +196,7 @@ struct EdgeInterpreter {
         uint64_t at = first + at_window * p.window_elems;
         window.open(at, last - at, p.window_elems, p.parts);
         scratch = at_window % p.scratch_windows * p.window_scratch_bytes;
-        if (!run_round(round, held, held_from)) return;
+        if (!run_round(round, held_from)) return;
       }
     }
   }
@@ -225,7 +231,7 @@ template <typename E>
 __device__ inline void run_edges(const EdgeProgram& program) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
-  __shared__ EdgeStep held[EdgeInterpreter<E>::HELD];
+  __shared__ EdgeMemory memory;
   // The first block counts the collective once its peers on this host have announced it; the others
   // may begin before or after that, and do without the number.
   __shared__ uint64_t number;
@@ -240,7 +246,7 @@ __device__ inline void run_edges(const EdgeProgram& program) {
       begin = begin_together(program.call);
     }
   } else {
-    EdgeInterpreter<E>{program, scale_of(program.call), number, {}, 0}.run(held);
+    EdgeInterpreter<E>{program, memory, scale_of(program.call), number, {}, 0}.run();
   }
   __syncthreads();
   end_together(program.call.rank, begin);

@@ -6,21 +6,27 @@
 
 namespace oxccl {
 
-__device__ inline void copy_bytes(char* to, const char* from, uint64_t len) {
+// A line of the user's memory.
+__device__ inline uint4 load_data(const char* at) {
+  return __ldcg(reinterpret_cast<const uint4*>(at));
+}
+
+// Copies with all movers of a block; `load` reads a line.
+template <typename Load>
+__device__ inline void copy_bytes(char* to, const char* from, uint64_t len, Load load) {
   uint64_t both = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from);
   uint64_t lines = (both & 15) == 0 ? len / 16 : 0;
   constexpr int AHEAD = 4;
   uint64_t step = movers(), i = threadIdx.x;
-  const uint4* src = reinterpret_cast<const uint4*>(from);
   uint4* dst = reinterpret_cast<uint4*>(to);
   for (; i + (AHEAD - 1) * step < lines; i += AHEAD * step) {
     uint4 v[AHEAD];
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) v[k] = __ldcg(src + i + k * step);
+    for (int k = 0; k < AHEAD; k++) v[k] = load(from + (i + k * step) * 16);
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) dst[i + k * step] = v[k];
   }
-  for (; i < lines; i += step) dst[i] = __ldcg(src + i);
+  for (; i < lines; i += step) dst[i] = load(from + i * 16);
   for (uint64_t b = lines * 16 + threadIdx.x; b < len; b += step)
     to[b] = *reinterpret_cast<const volatile char*>(from + b);
 }
@@ -42,14 +48,14 @@ __device__ inline bool carry(Lane& lane, const Message& m, bool sends) {
     uint64_t len = last - at < room ? last - at : room;
     char* data = reinterpret_cast<char*>(m.data) + at;
     if (sends) {
-      char* slot = lane.begin_send(label);
+      char* slot = lane.begin_send(label, len);
       if (!slot) return false;
-      copy_bytes(slot, data, len);
+      copy_bytes(slot, data, len, load_data);
       lane.end_send(label, len);
     } else {
       const char* slot = lane.begin_receive(label, len);
       if (!slot) return false;
-      copy_bytes(data, slot, len);
+      copy_bytes(data, slot, len, load_slot);
       lane.end_receive();
     }
     at += len;
@@ -71,7 +77,8 @@ __device__ inline void run_exchange(const Messages& all) {
     enter(r, own);
     if (blockIdx.x == 0) begin = begin_messages(r, exchange.call, all.messages[0]);
   } else {
-    Lane run(r, queue / 2, lane, own);
+    __shared__ Packed packed;
+    Lane run(r, packed, queue / 2, lane, own);
     for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
       if (!carry(run, all.messages[i], sends)) break;
     sync_movers();

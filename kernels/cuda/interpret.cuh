@@ -14,13 +14,14 @@ __device__ inline bool aligned(uint64_t at) { return (at & 15) == 0; }
 
 __device__ inline uint4 load_line(const char* at, uint64_t len, bool fits) {
   if (fits && len >= 16) return __ldcg(reinterpret_cast<const uint4*>(at));
-  uint64_t low = 0, high = 0;
-  bool words = ((reinterpret_cast<uint64_t>(at) | len) & 3) == 0;
-  int unit = words ? 4 : 1;
+  uint64_t low = 0, high = 0, both = reinterpret_cast<uint64_t>(at) | len;
+  // The loads come one after the other, so they are as few as can be.
+  int unit = (both & 7) == 0 ? 8 : (both & 3) == 0 ? 4 : 1;
 #pragma unroll 1
   for (int i = 0; i < 16 && i < len; i += unit) {
-    uint64_t v = words ? *reinterpret_cast<const volatile uint32_t*>(at + i)
-                       : *reinterpret_cast<const volatile unsigned char*>(at + i);
+    uint64_t v = unit == 8   ? *reinterpret_cast<const volatile uint64_t*>(at + i)
+                 : unit == 4 ? *reinterpret_cast<const volatile uint32_t*>(at + i)
+                             : *reinterpret_cast<const volatile unsigned char*>(at + i);
     if (i < 8) {
       low |= v << (8 * i);
     } else {

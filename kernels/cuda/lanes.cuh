@@ -2,7 +2,8 @@
 // receiver empties them and gives credits back. Between ranks of a host the slots lie in the
 // receiver's memory. Between hosts they lie in memory of the host or of the GPU, from where a
 // thread of each rank, the proxy of the lane, hands messages to the network, and where it takes
-// them.
+// them. Small messages between hosts go as packets, which need no fence at the sender and no second
+// trip to memory of the host at the receiver.
 #pragma once
 
 #include "watch.cuh"
@@ -25,16 +26,34 @@ __device__ inline uint64_t mark_of(uint64_t number, uint64_t count, uint64_t wha
   return (digest >> 32) << 32 | uint32_t(number);
 }
 
+// Memory of a block for the data of a packed message.
+struct alignas(16) Packed {
+  uint64_t data[NET_PACKED_BYTES / 8];
+};
+
+// A line of a slot, whole also where the message ends before: loads of single words from memory of
+// the host take a microsecond each, one after the other.
+__device__ inline uint4 load_slot(const char* at) {
+  uint4 v;
+  asm volatile("ld.volatile.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+
 struct Lane {
   const Rank& rank;
+  Packed& packed;
   const Peer* to;  // the other end; null where all ranks are on this host
   int peer;        // its name
   int lane;
   uint64_t number;  // slots used so far
   uint64_t room;    // the number up to which slots are known to be free
 
-  __device__ Lane(const Rank& r, uint32_t other, int lane, const LaneCounters* counted)
-      : rank(r), to(peer_of(r, other, lane)), peer(name_of(r, other)), lane(lane) {
+  __device__ Lane(const Rank& r, Packed& packed, uint32_t other, int lane,
+                  const LaneCounters* counted)
+      : rank(r), packed(packed), to(peer_of(r, other, lane)), peer(name_of(r, other)), lane(lane) {
     const volatile LaneCounters* last = counted;
     number = last->messages;
     room = last->room;
@@ -91,6 +110,18 @@ struct Lane {
     return false;
   }
 
+  // Whether a message of `len` bytes that is sent (0) or received (1) is written as packets.
+  __device__ bool packs(int direction, uint64_t len) const {
+    return between_hosts() && !to->on_gpu[direction] && len <= NET_PACKED_BYTES;
+  }
+
+  __device__ Packet* packets(PackedMessage* messages) const {
+    return reinterpret_cast<Packet*>(messages[number % NET_SLOTS].packets);
+  }
+
+  // Packets of a message: two for its words, and those of its data.
+  __device__ static uint32_t packets_of(uint64_t len) { return 2 + uint32_t(len + 7) / 8; }
+
   // One thread waits for all; false when what they wait for will not come.
   template <typename Ready>
   __device__ bool wait(const Label& label, Ready ready) const {
@@ -98,8 +129,9 @@ struct Lane {
                       !await(rank, peer, label.step, label.what, label.count, ready));
   }
 
-  // Waits for a free slot, and returns its memory; null when there will be none.
-  __device__ char* begin_send(const Label& label) {
+  // Waits for a free slot, and returns the memory in which to write the message; null when there
+  // will be none.
+  __device__ char* begin_send(const Label& label, uint64_t len) {
     const uint64_t* credits = between_hosts() ? &net_words(*to)->room
                                               : credit(rank, rank.rank, peer, lane);
     uint64_t ahead = between_hosts() ? 0 : LANE_SLOTS, target = number + 1, seen = room;
@@ -108,14 +140,17 @@ struct Lane {
     };
     if (!wait(label, ready)) return nullptr;
     room = seen;
+    if (packs(0, len)) return reinterpret_cast<char*>(packed.data);
     if (!between_hosts()) return lane_slot(rank, peer, rank.rank, lane, number % LANE_SLOTS);
     return net_slot(to->outgoing, to->skews[0]);
   }
 
-  // Hands a slot over with its first bytes filled.
+  // Hands over a message that has been written.
   __device__ void end_send(const Label& label, uint64_t len) {
     sync_movers();
-    if (threadIdx.x == 0) {
+    if (packs(0, len)) {
+      send_packets(label, len);
+    } else if (threadIdx.x == 0) {
       if (between_hosts() && to->on_gpu[0]) {
         volatile uint64_t* header = net_header(to->outgoing, to->skews[0]);
         header[0] = label.what;
@@ -133,6 +168,41 @@ struct Lane {
     number += 1;
   }
 
+  __device__ void send_packets(const Label& label, uint64_t len) const {
+    uint32_t i = threadIdx.x;
+    if (i >= packets_of(len)) return;
+    uint64_t what = label.what | len << 32;
+    uint64_t word = i == 0 ? label.count : i == 1 ? what : packed.data[i - 2];
+    store_packet(packets(net_words(*to)->outgoing_packed) + i, number + 1, word);
+  }
+
+  // Waits for the packets of a message and takes their data; false when it has come otherwise, is
+  // another than the one awaited, or will not come.
+  __device__ bool take_packets(const Label& label, uint64_t len, const uint64_t* mark) const {
+    constexpr uint32_t LOOKS = 16;  // at packets for one at the mark
+    uint32_t i = threadIdx.x;
+    bool taken = false;
+    if (i < 32) {
+      const Packet* mine = packets(net_words(*to)->incoming_packed) + i;
+      uint64_t awaited = number + 1, word = 0;
+      Wait wait;
+      for (bool over = false; !taken && !over;) {
+        taken = __all_sync(~0u, i >= packets_of(len) || load_packet(mine, awaited, word));
+        if (i == 0 && !taken) {
+          over = wait.over(rank, peer, label.step);
+          if (wait.spins % LOOKS == 0)
+            over |= uint32_t(load_acquire(mark)) == uint32_t(awaited);
+        }
+        over = __any_sync(~0u, over);
+      }
+      uint64_t what = label.what | len << 32;
+      bool differs = (i == 0 && word != label.count) || (i == 1 && word != what);
+      taken = taken && !__any_sync(~0u, differs);
+      if (i >= 2 && i < packets_of(len)) packed.data[i - 2] = word;
+    }
+    return any_mover(i == 0 && taken);
+  }
+
   // Waits for the next message, and returns its data; null when it will not come, or is another
   // than the one awaited.
   __device__ const char* begin_receive(const Label& label, uint64_t len) const {
@@ -147,6 +217,8 @@ struct Lane {
       words->wanted_by = label.number;
       words->wanted = awaited;
     }
+    if (packs(1, len) && take_packets(label, len, &here->mark))
+      return reinterpret_cast<const char*>(packed.data);
     uint64_t mark = 0;
     auto ready = [&] { return uint32_t(mark = load_acquire(&here->mark)) == uint32_t(awaited); };
     if (!wait(label, ready)) return nullptr;
@@ -162,7 +234,9 @@ struct Lane {
     if (threadIdx.x != 0) return;
     uint64_t* credits = between_hosts() ? &net_words(*to)->taken
                                         : credit(rank, peer, rank.rank, lane);
-    store_release(credits, number);
+    // All have used what they read, so nobody reads the slot any more; what they wrote is nobody's
+    // business, and needs no fence.
+    store_relaxed(credits, number);
   }
 };
 

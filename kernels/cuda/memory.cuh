@@ -77,6 +77,11 @@ __device__ inline void store_release(uint64_t* at, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
+// Orders nothing.
+__device__ inline void store_relaxed(uint64_t* at, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
 // Stores a packet as two elements, each with a number.
 __device__ inline void store_halves(Packet* at, Packet p) {
   asm volatile(

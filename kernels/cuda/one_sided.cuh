@@ -50,7 +50,7 @@ __device__ inline void run_put(const Put& put) {
     uint64_t first = blockIdx.x * share;
     uint64_t left = first < put.bytes ? put.bytes - first : 0;
     copy_bytes(reinterpret_cast<char*>(to + first), reinterpret_cast<const char*>(put.data + first),
-               left < share ? left : share);
+               left < share ? left : share, load_data);
   }
   sync_movers();
   if (threadIdx.x == 0) signal_peer(put);

@@ -47,6 +47,13 @@ pub const LANE_SLOT_BYTES: usize = 32 * 1024;
 /// Slots of the words for an edge with a rank of another host: at least as many as messages that
 /// are under way there in a direction.
 pub const NET_SLOTS: usize = 4;
+/// Packets of a small message between hosts: two words and its data, 8 bytes each. Beyond as many
+/// threads as a warp has the wait for them would need a meeting of the block.
+pub const NET_PACKETS: usize = 18;
+/// Bytes of data of messages between hosts that are written as packets.
+pub const NET_PACKED_BYTES: usize = (NET_PACKETS - 2) * 8;
+/// Steps of a program over edges in the argument of its kernel: those of two hosts of eight ranks.
+pub const ARGUMENT_STEPS: usize = 20;
 /// Collectives between hosts of which a rank remembers what it called.
 pub const REMEMBERED: usize = 64;
 /// Bytes before the data in the slots of messages between hosts, where the proxy writes the header.
@@ -237,12 +244,27 @@ pub struct Arrival {
     pub unused: u64,
 }
 
+/// A small message as packets, each of which tells by itself that it has come: the second word of
+/// the operation's descriptor, the first one with the bytes of data as in [`Arrival`], and the
+/// data. Packets behind the data stay as they were.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct PackedMessage {
+    /// The packets: 4 bytes, the number of the message, 4 bytes, and the complement of the number
+    /// without its last bit.
+    pub packets: [[u64; 2]; NET_PACKETS],
+}
+
 /// The words by which kernels and the proxy tell each other of the messages with a rank of another
 /// host. They lie in memory of the host.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct NetWords {
-    /// Messages that the kernels have written, by number modulo [`NET_SLOTS`].
+    /// Small messages that the kernels have written, by number modulo [`NET_SLOTS`].
+    pub outgoing_packed: [PackedMessage; NET_SLOTS],
+    /// Small messages that have come, which are in their slots as well.
+    pub incoming_packed: [PackedMessage; NET_SLOTS],
+    /// Other messages that the kernels have written, by number modulo [`NET_SLOTS`].
     pub outgoing: [Arrival; NET_SLOTS],
     /// The number of messages that the kernels have taken.
     pub taken: u64,
@@ -699,7 +721,9 @@ pub struct EdgeProgram {
     pub scratch_windows: u32,
     /// The number of the step behind the last one of each round.
     pub round_ends: [u32; MAX_ROUNDS],
-    /// The address of the [`EdgeStep`]s, in memory of the host.
+    /// The first steps, which a kernel need not fetch.
+    pub first_steps: [EdgeStep; ARGUMENT_STEPS],
+    /// The address of all [`EdgeStep`]s, in memory of the host.
     pub steps: u64,
     /// The address of [`REMEMBERED`] times [`Begun`], by number, in memory of the host.
     pub begun: u64,

@@ -7,7 +7,7 @@
 //! first, in rank order.
 //!
 //! Small all-reduces have a form without shares: each rank of a team folds all of the data, and
-//! passes them on along its rail. That takes more traffic, and the team has nothing to put together.
+//! passes them on along its rail. That takes more traffic, and leaves nothing to put together.
 
 use super::{
     Algorithm, Generator, bruck, edge_layout, halving, keeps_scratch, one_shot_edges, others,

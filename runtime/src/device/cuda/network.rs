@@ -3,7 +3,10 @@
 //! transport and take them from it. Graphs replay as they are, since proxies look at the words
 //! beside the slots by themselves.
 
-use crate::device::cuda::driver::{Gpu, Relaxed};
+mod packed;
+mod programs;
+
+use crate::device::cuda::driver::Gpu;
 use crate::device::cuda::gpudirect::Reach;
 use crate::device::cuda::memory::shared::{Pinned, Registration};
 use crate::error::{Error, Result};
@@ -17,9 +20,9 @@ use crate::rank::{Links, Rank, VERDICT, broken};
 use cudarc::driver::sys::CUstream;
 use oxccl_kernels::abi;
 use oxccl_net::{Memory, Place, Properties};
-use oxccl_plan::Plan;
+use packed::Packed;
+use programs::Programs;
 use std::any::Any;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -44,8 +47,6 @@ const PAUSE_PART: u32 = 8;
 const LONG: Duration = Duration::from_secs(1);
 /// The time without messages after which a peer that has left has none under way any more.
 const QUIET: Duration = Duration::from_millis(200);
-/// Bytes of the pieces of memory that hold programs.
-const PROGRAM_BYTES: usize = 128 << 10;
 
 /// The lanes that a rank asks for with each rank of other hosts.
 pub const LANES: usize = abi::LANES;
@@ -113,8 +114,10 @@ impl Shared {
         let sent = self.sent.load(Ordering::Acquire);
         let is_written = |ahead: &u64| {
             let number = self.start.wrapping_add(sent + ahead);
-            let next = &self.words().outgoing[(number % abi::NET_SLOTS as u64) as usize];
-            word(&next.mark).load(Ordering::Acquire) as u32 == number.wrapping_add(1) as u32
+            let slot = (number % abi::NET_SLOTS as u64) as usize;
+            let (words, number) = (self.words(), number.wrapping_add(1));
+            word(&words.outgoing[slot].mark).load(Ordering::Acquire) as u32 == number as u32
+                || Packed::read(&words.outgoing_packed[slot], number).is_some()
         };
         sent + (0..abi::NET_SLOTS as u64).take_while(is_written).count() as u64
     }
@@ -310,38 +313,6 @@ impl Network {
     pub fn gpu_bytes(&self) -> u64 {
         self.gpu_bytes
     }
-
-    /// Returns the address, for kernels, of the steps of a plan's program; `encode` makes them at
-    /// the first call.
-    pub fn program(
-        &self,
-        gpu: &'static Gpu,
-        plan: &Plan,
-        encode: impl FnOnce() -> Result<Vec<abi::EdgeStep>>,
-    ) -> Result<u64> {
-        let mut programs = self.programs.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(known) = programs.known.get(plan) {
-            return Ok(*known);
-        }
-        let steps = encode()?;
-        let bytes = size_of_val(&steps[..]);
-        let Programs { pieces, used, known } = &mut *programs;
-        if pieces.is_empty() || *used + bytes > PROGRAM_BYTES {
-            let _context = gpu.enter()?;
-            let _relaxed = Relaxed::begin()?;
-            pieces.push(pinned(bytes.max(PROGRAM_BYTES))?);
-            *used = 0;
-        }
-        let none = || Error::Internal { what: "no memory for programs".to_owned() };
-        let piece = pieces.last().ok_or_else(none)?;
-        let to: *mut abi::EdgeStep = piece.base().wrapping_add(*used).cast();
-        // SAFETY: within the piece, behind what kernels read.
-        unsafe { to.copy_from_nonoverlapping(steps.as_ptr(), steps.len()) };
-        let at = piece.at() + *used as u64;
-        *used += bytes;
-        known.insert(*plan, at);
-        Ok(at)
-    }
 }
 
 impl Drop for Network {
@@ -404,15 +375,6 @@ fn words_from(start: u64) -> abi::NetWords {
     abi::NetWords { outgoing, incoming, ..words }
 }
 
-/// The programs that kernels have been given.
-#[derive(Default)]
-struct Programs {
-    pieces: Vec<Pinned>,
-    /// Bytes of the last piece that are in use.
-    used: usize,
-    known: HashMap<Plan, u64>,
-}
-
 #[derive(Default)]
 enum Proxy {
     Waiting(Vec<Served>),
@@ -458,13 +420,18 @@ impl Served {
         let words = shared.words();
         let mut moved = false;
         loop {
-            let next = &words.outgoing[(self.sent % abi::NET_SLOTS as u64) as usize];
-            let number = self.sent.wrapping_add(1);
-            if word(&next.mark).load(Ordering::Acquire) as u32 != number as u32 {
+            let slot = (self.sent % abi::NET_SLOTS as u64) as usize;
+            let (next, number) = (&words.outgoing[slot], self.sent.wrapping_add(1));
+            let (what, count) = if word(&next.mark).load(Ordering::Acquire) as u32 == number as u32
+            {
+                let [what, count] = [&next.what, &next.count].map(word);
+                (what.load(Ordering::Relaxed), count.load(Ordering::Relaxed))
+            } else if let Some(packed) = Packed::read(&words.outgoing_packed[slot], number) {
+                self.edge.next_data()[..packed.data().len()].copy_from_slice(packed.data());
+                (packed.what, packed.count)
+            } else {
                 break;
-            }
-            let (what, count) = (word(&next.what), word(&next.count));
-            let (what, count) = (what.load(Ordering::Relaxed), count.load(Ordering::Relaxed));
+            };
             let len = (what >> 32) as usize;
             self.edge.commit(len, Descriptor::from_words(what as u32, count), 0)?;
             self.sent = number;
@@ -500,9 +467,17 @@ impl Served {
         }
         let Some(message) = self.edge.peek_at(held as usize)? else { return Ok(moved) };
         let (what, count) = message.descriptor.map_or((0, 0), |descriptor| descriptor.to_words());
-        let here = &words.incoming[(self.arrived % abi::NET_SLOTS as u64) as usize];
+        let slot = (self.arrived % abi::NET_SLOTS as u64) as usize;
+        let here = &words.incoming[slot];
         let len = message.len.map_or(abi::NET_UNTOLD, |len| len as u32);
         let what = u64::from(what) | u64::from(len) << 32;
+        if let (Some(len), Some(_)) = (message.len, message.descriptor)
+            && len <= abi::NET_PACKED_BYTES
+        {
+            // SAFETY: data of a message in memory of the host, until it is released.
+            let data = unsafe { std::slice::from_raw_parts(message.data, len) };
+            packed::write(&words.incoming_packed[slot], number, [what, count], data);
+        }
         word(&here.what).store(what, Ordering::Relaxed);
         word(&here.count).store(count, Ordering::Relaxed);
         word(&here.mark).store(mark_of(number, count, what), Ordering::Release);
@@ -746,6 +721,12 @@ mod tests {
                     // SAFETY: a free slot.
                     unsafe { slot(&outgoing, message).write(message as u8) };
                     let there = &words.outgoing[(number % 4) as usize];
+                    if message % 3 == 0 && !on_gpu[0] {
+                        let there = &words.outgoing_packed[(number % 4) as usize];
+                        let words = [what | 1 << 32, 1];
+                        packed::write(there, number.wrapping_add(1), words, &[message as u8]);
+                        continue;
+                    }
                     if on_gpu[0] {
                         // SAFETY: the header of that slot.
                         unsafe { header(&outgoing, message).write_unaligned([what, 1]) };
@@ -770,7 +751,11 @@ mod tests {
                     let told = if on_gpu[1] { [0, 0] } else { [what, 1] };
                     assert_eq!((data, header), (taken as u8, [what, 1]), "{on_gpu:?}");
                     assert_eq!([here.what, here.count], [told[0] | 1 << 32, told[1]]);
-                    let expected = mark_of(number.wrapping_add(1), here.count, here.what);
+                    let number = number.wrapping_add(1);
+                    let small = &words.incoming_packed[(number.wrapping_sub(1) % 4) as usize];
+                    let small = Packed::read(small, number).map(|small| small.data().to_vec());
+                    assert_eq!(small, (!on_gpu[1]).then(|| vec![taken as u8]));
+                    let expected = mark_of(number, here.count, here.what);
                     assert_eq!(word(&here.mark).load(Ordering::Relaxed), expected);
                     taken += 1;
                 }

@@ -118,6 +118,12 @@ impl MessageEdge {
         self.outgoing.room()
     }
 
+    /// Returns the memory for the data of the next message, whose slot is free and in memory of the
+    /// host.
+    pub(crate) fn next_data(&mut self) -> &mut [u8] {
+        self.outgoing.next_data()
+    }
+
     /// Sends the first `len` bytes of data of the next slot, which are there.
     pub(crate) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
         self.outgoing.commit(len, descriptor, begun)

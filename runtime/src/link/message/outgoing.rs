@@ -174,6 +174,12 @@ impl Outgoing {
         self.send_more()
     }
 
+    /// Returns the memory for the data of the next message, whose slot is free and in memory of the
+    /// host.
+    pub(super) fn next_data(&mut self) -> &mut [u8] {
+        &mut self.slots.bytes_mut(self.next_slot())[HEADER_BYTES..]
+    }
+
     /// Sends `len` bytes of data that are in the next slot, which is free. Slots in memory of a GPU
     /// have a header already.
     pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {

@@ -86,7 +86,7 @@ fn argument(
         return Err(unfit());
     }
     let encode = || program.ops.iter().map(|op| step(*op)).collect::<Option<_>>().ok_or_else(unfit);
-    let steps = network.program(cuda_rank.gpu, plan, encode)?;
+    let (first_steps, steps) = network.program(cuda_rank.gpu, plan, encode)?;
     let round_ends = std::array::from_fn(|round| program.round_end(round as u32) as u32);
     Ok(abi::EdgeProgram {
         call: head,
@@ -102,6 +102,7 @@ fn argument(
         rounds,
         scratch_windows,
         round_ends,
+        first_steps,
         steps,
         begun: network.begun_at(),
     })
