@@ -498,12 +498,16 @@ mod tests {
     }
 
     fn pair(duplex: bool) -> [Joining; 2] {
+        pair_of([0, 1].map(identity), TestNet::new(duplex))
+    }
+
+    /// Returns both ends of the connections between two ranks, the first one of which is rank 0.
+    fn pair_of(own: [Identity; 2], net: Arc<TestNet>) -> [Joining; 2] {
         let (a, b) = UnixStream::pair().unwrap();
         let controls = [a, b].map(|end| Arc::new(Control::new(end.into())));
-        let net = TestNet::new(duplex);
         [0u32, 1].map(|rank| {
-            let control = controls[rank as usize].clone();
-            Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, (LANES, 64)).unwrap()
+            let (own, control) = (own[rank as usize], controls[rank as usize].clone());
+            Joining::new(own, 1 - rank, (net.clone(), 0), control, (LANES, 64)).unwrap()
         })
     }
 
@@ -549,6 +553,8 @@ mod tests {
     fn connections_are_made_and_carry_messages_in_both_directions() {
         for duplex in [true, false] {
             carry(complete(pair(duplex), |_| {}));
+            let closed = pair_of([0, 1].map(identity), TestNet::closed(duplex));
+            carry(complete(closed, |_| {}));
         }
     }
 
@@ -589,6 +595,28 @@ mod tests {
         });
         assert_eq!(invited, listening);
         carry(edges);
+    }
+
+    /// Nobody but the peer comes to a listener there, so that there is nobody else to wait for.
+    #[test]
+    fn a_wrong_proof_is_an_error_over_a_network_without_strangers() {
+        for duplex in [true, false] {
+            let own = [identity(0), Identity { secret: [8; 32], ..identity(1) }];
+            let mut ranks = pair_of(own, TestNet::closed(duplex));
+            let until = Instant::now() + Duration::from_secs(60);
+            let error = loop {
+                assert!(Instant::now() < until, "{} / {}", ranks[0].why(), ranks[1].why());
+                let moved = ranks.iter_mut().try_for_each(|joining| {
+                    joining.receive()?;
+                    joining.progress(Instant::now())
+                });
+                if let Err(error) = moved {
+                    break error.to_string();
+                }
+            };
+            assert!(error.contains("does not prove that it knows the secret"), "{error}");
+            assert!(!ranks.iter().any(Joining::is_complete));
+        }
     }
 
     /// A member that has come again, as it got no answer in time, does so on two connections.

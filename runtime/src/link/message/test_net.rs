@@ -10,13 +10,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) struct TestNet {
     tcp: Tcp,
     duplex: bool,
+    open: bool,
     listeners: AtomicUsize,
 }
 
 impl TestNet {
     pub(crate) fn new(duplex: bool) -> Arc<Self> {
+        Self::with(duplex, true)
+    }
+
+    /// Returns a network whose listeners no strangers reach, as those of plugins.
+    pub(crate) fn closed(duplex: bool) -> Arc<Self> {
+        Self::with(duplex, false)
+    }
+
+    fn with(duplex: bool, open: bool) -> Arc<Self> {
         let tcp = Tcp::at("127.0.0.1:0".parse().unwrap());
-        Arc::new(Self { tcp, duplex, listeners: AtomicUsize::new(0) })
+        Arc::new(Self { tcp, duplex, open, listeners: AtomicUsize::new(0) })
     }
 
     /// Returns the number of listeners so far.
@@ -31,7 +41,7 @@ impl Net for TestNet {
     }
 
     fn is_open_to_strangers(&self) -> bool {
-        true
+        self.open
     }
 
     fn is_duplex(&self) -> bool {
