@@ -1,6 +1,7 @@
 /* A net plugin over TCP on loopback, in the version VERSION. It checks how it is used: memory is
  * registered, tags match, and are the sender's rank unless FIXTURE_CROWD says that the process has several
- * of them, handles stay where they are, a connection belongs to one thread, and all is closed at the end.
+ * of them, handles stay where they are, a connection belongs to one thread and has four requests under way
+ * at most, and all is closed at the end.
  * FIXTURE_REPORT is a file to which what is left at the end is appended. FIXTURE_GPU=address, dma-buf
  * (either) or only-dma-buf has it take memory of GPUs, which it copies with CUDA; what has come is there
  * only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has accept block until somebody connects, and
@@ -207,7 +208,8 @@ struct request {
   uint64_t capacity, began_ms;
 };
 
-#define MOST 8
+/* The most requests under way that a direction of a connection is promised to have. */
+#define MOST 4
 struct connection {
   int fd, sends, looks, unaccepted;
   uint64_t asked_ms; /* when the next message was asked for first; 0 if it was not */
@@ -469,6 +471,7 @@ static ncclResult_t post(struct connection *of, void *data, uint64_t size, int t
   const char *rank = getenv("OXCCL_RANK");
   if (*request) return wrong("a request before there is one");
   if (!pthread_equal(of->thread, pthread_self())) return wrong("another thread");
+  if (of->next - of->tested == MOST) return wrong("a fifth request");
   if (!in ? !is("null region")
           : in->of != of || (char *)data < in->data || (char *)data + size > in->data + in->size)
     return wrong("memory that is not registered");
