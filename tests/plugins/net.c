@@ -1,7 +1,7 @@
 /* A net plugin over TCP on loopback, in the version VERSION. It checks how it is used: memory is
  * registered, tags match, and are the sender's rank unless FIXTURE_CROWD says that the process has several
- * of them, handles stay where they are, a connection belongs to one thread and has four requests under way
- * at most, and all is closed at the end.
+ * of them, handles stay where they are, listeners and connections belong to one thread, a connection has
+ * four requests under way at most, and all is closed at the end.
  * FIXTURE_REPORT is a file to which what is left at the end is appended. FIXTURE_GPU=address, dma-buf
  * (either) or only-dma-buf has it take memory of GPUs, which it copies with CUDA; what has come is there
  * only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has accept block until somebody connects, and
@@ -162,6 +162,7 @@ static ncclResult_t devices(int *ndev) {
 }
 
 static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
+  if (overlaps()) return wrong("functions overlap");
   ENTER("getProperties");
   if (dev < 0 || dev > 1) return wrong("the device");
   memset(props, 0, sizeof *props);
@@ -235,7 +236,14 @@ struct unflushed {
 
 struct listener {
   int fd;
+  pthread_t thread;
 };
+
+/* All functions of a communicator and rank are called by one thread. */
+#define CHECK_THREAD(of)                                                              \
+  do {                                                                                \
+    if (!pthread_equal((of)->thread, pthread_self())) return wrong("another thread"); \
+  } while (0)
 
 static int nonblocking(void) {
   int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), one = 1;
@@ -271,6 +279,7 @@ static ncclResult_t listen_on(void *handle, void **listenComm) {
   socklen_t length = sizeof at;
   struct listener *made = malloc(sizeof *made);
   made->fd = nonblocking();
+  made->thread = pthread_self();
   if (bind(made->fd, (struct sockaddr *)&at, sizeof at) || listen(made->fd, 8)) return ncclSystemError;
   getsockname(made->fd, (struct sockaddr *)&at, &length);
   struct handle *filled = handle;
@@ -310,6 +319,7 @@ static ncclResult_t accept_from(void *listenComm, void **recvComm) {
   ENTER("accept");
   if (is("one connection") && open_objects[CONNECTION]) return ncclSystemError;
   struct listener *from = listenComm;
+  CHECK_THREAD(from);
   if (is("strict")) await(from->fd);
   int fd = accept4(from->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) return errno == EAGAIN ? ncclSuccess : ncclSystemError;
@@ -364,7 +374,9 @@ typedef int region_size;
 typedef size_t region_size;
 #endif
 
-static ncclResult_t register_memory(void *comm, void *data, uint64_t size, int on_gpu, void **mhandle) {
+static ncclResult_t register_memory(struct connection *comm, void *data, uint64_t size, int on_gpu,
+                                    void **mhandle) {
+  CHECK_THREAD(comm);
   struct region *made = malloc(sizeof *made);
   *made = (struct region){data, size, comm, on_gpu};
   *mhandle = made;
@@ -398,6 +410,7 @@ static ncclResult_t deregMr(void *comm, void *mhandle) {
   ENTER("deregMr");
   struct region *of = mhandle;
   if (of->of != comm) return wrong("the connection of a region");
+  CHECK_THREAD(of->of);
   free(of);
   count(REGION, -1);
   return ncclSuccess;
@@ -470,7 +483,7 @@ static ncclResult_t post(struct connection *of, void *data, uint64_t size, int t
   struct region *in = mhandle;
   const char *rank = getenv("OXCCL_RANK");
   if (*request) return wrong("a request before there is one");
-  if (!pthread_equal(of->thread, pthread_self())) return wrong("another thread");
+  CHECK_THREAD(of);
   if (of->next - of->tested == MOST) return wrong("a fifth request");
   if (!in ? !is("null region")
           : in->of != of || (char *)data < in->data || (char *)data + size > in->data + in->size)
@@ -541,6 +554,7 @@ static ncclResult_t iflush(void *recvComm, int n, void **data, int *sizes, void 
   ENTER("iflush");
   struct connection *of = recvComm;
   struct region *in = mhandles[0];
+  CHECK_THREAD(of);
   if (n != 1 || *request) return wrong("several messages at once");
   if (!in->on_gpu) return wrong("a flush of memory of the host");
   struct unflushed **at = &of->unflushed;
@@ -565,6 +579,7 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
   ENTER("test");
   struct request *of = request;
   if (!of->used) return wrong("a request that is over");
+  CHECK_THREAD(of->of);
   if (of->kind == FLUSH) {
     if (of->used++ < 3) return ncclSuccess;
     *done = 1;
@@ -590,6 +605,7 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
 }
 
 static ncclResult_t close_connection(struct connection *of) {
+  CHECK_THREAD(of);
   close(of->fd);
   free(of);
   count(CONNECTION, -1);
@@ -616,6 +632,7 @@ static ncclResult_t closeListen(void *listenComm) {
   if (is("calls what is missing")) function_that_is_nowhere();
 #endif
   struct listener *of = listenComm;
+  CHECK_THREAD(of);
   close(of->fd);
   free(of);
   count(LISTENER, -1);
