@@ -263,6 +263,7 @@ static struct connection *connection(int fd, int sends) {
   made->sends = sends;
   made->thread = pthread_self();
   count(CONNECTION, 1);
+  if (sends) logger(NCCL_LOG_INFO, NCCL_NET, __FILE__, __LINE__, "it has connected");
   return made;
 }
 

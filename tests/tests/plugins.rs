@@ -95,6 +95,23 @@ fn a_plugin_sees_the_variables_of_files() {
     }
 }
 
+/// With all when a communicator is made, or with those whose edges calls use.
+#[test]
+fn ranks_are_connected_when_a_communicator_is_made_or_at_the_first_use() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    for (at_first_use, body, connected) in
+        [("", "idle", 2), ("0", "idle", 2), ("1", "idle", 0), ("1", "once", 2)]
+    {
+        let ended = plugin.job(3, &[body], &[("NCCL_RUNTIME_CONNECT", at_first_use)]);
+        expect_success(&ended);
+        for Ended { output, .. } in &ended {
+            assert!(output.contains("net plugin Fixture ("), "{output}");
+            let found = output.matches("it has connected").count();
+            assert_eq!(found, connected, "{at_first_use:?}, {body}: {output}");
+        }
+    }
+}
+
 /// Several communicators in one process begin and end at the same time.
 #[test]
 fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {

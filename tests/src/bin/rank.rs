@@ -1,12 +1,12 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
-//! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `late` and `once`
-//! for one all-reduce, `abandon within|after` for one that an abort ends or follows, `crowd
-//! THREADS` for one of so many ranks in each process, `hosts THREADS` for one among as many hosts
-//! in a process, `split-with-dead` and `survive FILE` beside a rank that is killed, `repaint
-//! abort|timeout|shrink between|within` beside a rank that is stopped, `stuck HOW VICTIM CALLS
-//! ROOT` for calls that do not end, `attended` to all-reduce until the input of rank 0 ends, `fork`
-//! to leave a child behind, `variables` to print the values of all variables, or `loop` to
+//! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `idle` for no
+//! call, `late` and `once` for one all-reduce, `abandon within|after` for one that an abort ends or
+//! follows, `crowd THREADS` for one of so many ranks in each process, `hosts THREADS` for one among
+//! as many hosts in a process, `split-with-dead` and `survive FILE` beside a rank that is killed,
+//! `repaint abort|timeout|shrink between|within` beside a rank that is stopped, `stuck HOW VICTIM
+//! CALLS ROOT` for calls that do not end, `attended` to all-reduce until the input of rank 0 ends,
+//! `fork` to leave a child behind, `variables` to print the values of all variables, or `loop` to
 //! all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
@@ -416,6 +416,7 @@ fn main() {
         Some("mismatch") => differ(&arguments),
         Some("windows") => put(&arguments),
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
+        Some("idle") => join().and_then(|comm| comm.destroy()),
         Some("once") => join().and_then(|comm| once(&comm)),
         Some("abandon") => join().and_then(|comm| abandon(&comm, arguments[1] == "within")),
         Some("late") => join().and_then(|comm| {
