@@ -146,6 +146,38 @@ const fn remote(nranks: u32) -> Topology {
 const NETWORK: Topology =
     Topology { direct: false, model: CostModel::TCP, packets: Packets::Nowhere, ..direct(1) };
 
+/// What is sent in the first round is received in the second one: a plan of no more than these has
+/// one message time between hosts.
+#[test]
+fn small_calls_between_hosts_take_one_message_time() {
+    let choose = |collective, hosts, team| {
+        let spec = Spec::new(collective, hosts * team, 0);
+        let topology = Topology { team, ..NETWORK };
+        select::choose(spec, 8, &topology, Policy::default()).unwrap().any_memory.plan
+    };
+    for hosts in [2, 3, 4, 8] {
+        let plan = choose(Collective::AllReduce, hosts, 1);
+        assert_eq!(plan.algorithm, Algorithm::OneShotEdges, "{hosts} hosts");
+        for team in [2, 3, 4, 8] {
+            let plan = choose(Collective::AllReduce, hosts, team);
+            let is_rails = plan.algorithm.name().starts_with("rails_");
+            assert!(is_rails && plan.layout.rounds == 2, "{hosts} hosts: {plan:?}");
+        }
+    }
+    let others = [
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+    ];
+    for collective in others {
+        for team in [1, 2, 4] {
+            let plan = choose(collective, 4, team);
+            assert_eq!(plan.layout.rounds, 2, "{plan:?}");
+        }
+    }
+}
+
 #[test]
 fn explanations_have_the_times_by_which_plans_are_chosen() {
     for (topology, bytes) in [direct(4), remote(4), NETWORK]
