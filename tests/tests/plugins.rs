@@ -112,6 +112,20 @@ fn ranks_are_connected_when_a_communicator_is_made_or_at_the_first_use() {
     }
 }
 
+/// Whoever waits makes the calls of our own transport.
+#[test]
+fn only_a_plugin_has_a_thread_that_makes_its_calls() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    for (library, proxies) in [("none", 0), (plugin.path(), 1)] {
+        let ended = plugin.job(2, &["threads"], &[("NCCL_NET_PLUGIN", library)]);
+        expect_success(&ended);
+        for Ended { output, .. } in &ended {
+            let found = output.matches("thread oxccl-proxy\n").count();
+            assert_eq!(found, proxies, "{library}: {output}");
+        }
+    }
+}
+
 /// Several communicators in one process begin and end at the same time.
 #[test]
 fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {

@@ -1,13 +1,14 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
 //! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `idle` for no
-//! call, `late` and `once` for one all-reduce, `abandon within|after` for one that an abort ends or
-//! follows, `crowd THREADS` for one of so many ranks in each process, `hosts THREADS` for one among
-//! as many hosts in a process, `split-with-dead` and `survive FILE` beside a rank that is killed,
-//! `repaint abort|timeout|shrink between|within` beside a rank that is stopped, `stuck HOW VICTIM
-//! CALLS ROOT` for calls that do not end, `attended` to all-reduce until the input of rank 0 ends,
-//! `fork` to leave a child behind, `variables` to print the values of all variables, or `loop` to
-//! all-reduce until something fails.
+//! call, `threads` to print the names of this process's threads, `late` and `once` for one
+//! all-reduce, `abandon within|after` for one that an abort ends or follows, `crowd THREADS` for
+//! one of so many ranks in each process, `hosts THREADS` for one among as many hosts in a process,
+//! `split-with-dead` and `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink
+//! between|within` beside a rank that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do
+//! not end, `attended` to all-reduce until the input of rank 0 ends, `fork` to leave a child
+//! behind, `variables` to print the values of all variables, or `loop` to all-reduce until
+//! something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::encryption::{self, Key};
@@ -230,6 +231,18 @@ fn abandon(comm: &Arc<Communicator>, within: bool) -> Result<()> {
     abort(comm)
 }
 
+/// Prints the names of the threads that this process has once a communicator was used.
+fn threads() -> Result<()> {
+    let comm = join()?;
+    reduce(&comm)?;
+    for thread in std::fs::read_dir("/proc/self/task").expect("a list") {
+        let name = std::fs::read_to_string(thread.expect("an entry").path().join("comm"));
+        // One may have ended since.
+        println!("thread {}", name.unwrap_or_default().trim_end());
+    }
+    comm.destroy()
+}
+
 /// One all-reduce of rank numbers, and the end.
 fn once(comm: &Arc<Communicator>) -> Result<()> {
     reduce(comm)?;
@@ -417,6 +430,7 @@ fn main() {
         Some("windows") => put(&arguments),
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
         Some("idle") => join().and_then(|comm| comm.destroy()),
+        Some("threads") => threads(),
         Some("once") => join().and_then(|comm| once(&comm)),
         Some("abandon") => join().and_then(|comm| abandon(&comm, arguments[1] == "within")),
         Some("late") => join().and_then(|comm| {
