@@ -383,6 +383,29 @@ mod tests {
 
     const MAX: usize = crate::MAX_REQUESTS;
 
+    #[test]
+    fn what_leaves_at_once_is_not_copied_to_its_place() {
+        const HEAD: usize = 16;
+        let (mut sender, mut receiver) = pair(true);
+        let message = bytes(1, HEAD + 4096);
+        let mut place = message[..HEAD].to_vec();
+        place.resize(message.len(), 0xee);
+        // SAFETY: place and message outlive the request, which is done at once.
+        let request = unsafe {
+            let to = (place.as_mut_ptr(), place.len());
+            sender.isend_from(message[HEAD..].as_ptr(), HEAD, to, 0, Region::default())
+        };
+        assert!(sender.test(request.unwrap().unwrap()).unwrap());
+        assert!(place[HEAD..].iter().all(|byte| *byte == 0xee));
+        let mut room = vec![0; message.len()];
+        // SAFETY: the room outlives the request, which is done below.
+        let request =
+            unsafe { receiver.irecv(room.as_mut_ptr(), room.len(), 0, Region::default()) };
+        let request = request.unwrap().unwrap();
+        while receiver.test(request).unwrap().is_none() {}
+        assert!(room == message);
+    }
+
     /// More than sockets hold, of which nothing is read until all is under way.
     #[test]
     fn what_cannot_leave_at_once_is_copied_and_the_data_may_be_written_again() {
@@ -406,6 +429,7 @@ mod tests {
         }
         assert!(sender.test(sends[0]).unwrap());
         assert!(!sender.test(sends[1]).unwrap(), "sockets hold less");
+        assert_eq!(places[1].0[HEAD], 0xee, "what has left is not copied");
         for (number, (_, message)) in places.iter().enumerate() {
             let mut room = vec![0; message.len()];
             // SAFETY: the room outlives the request, which is done below.
