@@ -1,7 +1,7 @@
 /* A net plugin over TCP on loopback, in the version VERSION. It checks how it is used: memory is
  * registered, tags match, and are the sender's rank unless FIXTURE_CROWD says that the process has several
- * of them, handles stay where they are, listeners and connections belong to one thread, a connection has
- * four requests under way at most, and all is closed at the end.
+ * of them, handles stay where they are, contexts, listeners and connections belong to one thread, a
+ * connection has four requests under way at most, and all is closed at the end.
  * FIXTURE_REPORT is a file to which what is left at the end is appended. FIXTURE_GPU=address, dma-buf
  * (either) or only-dma-buf has it take memory of GPUs, which it copies with CUDA; what has come is there
  * only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has accept block until somebody connects, and
@@ -131,7 +131,8 @@ static ncclResult_t init(ncclDebugLogger_t log, ncclProfilerCallback_t profiler)
   return start(log);
 }
 #else
-static const int context_mark = 4711;
+/* The context of the one communicator whose functions this thread calls. */
+static __thread int *context;
 
 static ncclResult_t init(void **ctx, uint64_t commId, V(ncclNetCommConfig) * config,
                          ncclDebugLogger_t log, ncclProfilerCallback_t profiler) {
@@ -140,15 +141,18 @@ static ncclResult_t init(void **ctx, uint64_t commId, V(ncclNetCommConfig) * con
   if (!config || config->trafficClass != -1) return wrong("the traffic class");
   ncclResult_t started = start(log);
   if (started) return started;
-  *ctx = (void *)&context_mark;
+  if (context) return wrong("a thread of two communicators");
+  *ctx = context = malloc(sizeof *context);
   count(CONTEXT, 1);
   return ncclSuccess;
 }
 
 static ncclResult_t finalize(void *ctx) {
   ENTER("finalize");
-  if (ctx != &context_mark) return wrong("the context");
+  if (!ctx || ctx != context) return wrong("the context");
   if (overlaps()) return wrong("functions overlap");
+  free(context);
+  context = NULL;
   count(CONTEXT, -1);
   return ncclSuccess;
 }
@@ -332,7 +336,7 @@ static ncclResult_t accept_from(void *listenComm, void **recvComm) {
 #if VERSION >= 11
 #define WITH_CONTEXT void *ctx,
 #define CHECK_CONTEXT \
-  if (ctx != &context_mark) return wrong("the context")
+  if (!ctx || ctx != context) return wrong("the context")
 #else
 #define WITH_CONTEXT
 #define CHECK_CONTEXT (void)0

@@ -11,13 +11,13 @@
 #define KINDS 16
 
 struct context {
-  int mark, events;
+  int mark, events, rank;
 };
 enum { MARK = 4712 };
 static int contexts, captured, begun[KINDS], ended[KINDS];
 
 /* The context of a communicator; with FIXTURE=null context, what a null pointer stands for. */
-static struct context unmade = {MARK, 0};
+static struct context unmade = {MARK, 0, -1};
 static struct context *context_of(void *ctx) {
   if (!is("null context")) return ctx;
   return ctx ? NULL : &unmade;
@@ -74,7 +74,8 @@ static int mask_of_process(void) {
   return wanted ? atoi(wanted) : 0xffff;
 }
 
-static ncclResult_t begin(void **ctx, int *mask) {
+/* Begins a context, of a rank that versions before 4 do not tell: then it is -1. */
+static ncclResult_t begin(void **ctx, int *mask, int rank) {
   static int inits;
   ENTER("init");
   if (overlaps()) wrong("functions overlap");
@@ -82,20 +83,20 @@ static ncclResult_t begin(void **ctx, int *mask) {
   if (!__atomic_fetch_add(&inits, 1, __ATOMIC_SEQ_CST)) *mask = mask_of_process();
   if (is("null context")) return ncclSuccess;
   struct context *made = calloc(1, sizeof *made);
-  made->mark = MARK;
+  *made = (struct context){MARK, 0, rank};
   *ctx = made;
   __atomic_add_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
 }
 
 #if VERSION <= 3
-static ncclResult_t init(void **ctx, int *mask) { return begin(ctx, mask); }
+static ncclResult_t init(void **ctx, int *mask) { return begin(ctx, mask, -1); }
 #else
 static ncclResult_t begin_with(void **ctx, int *mask, int nodes, int ranks, int rank,
                                ncclDebugLogger_t log) {
   if (nodes < 1 || ranks < nodes || rank < 0 || rank >= ranks) return wrong("the communicator");
   log(NCCL_LOG_INFO, NCCL_PROFILE, __FILE__, __LINE__, "rank %d of %d", rank, ranks);
-  return begin(ctx, mask);
+  return begin(ctx, mask, rank);
 }
 #if VERSION == 4
 static ncclResult_t init(void **ctx, int *mask, const char *name, uint64_t comm, int nodes, int ranks,
@@ -190,6 +191,7 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
   struct event *parent = of->parentObj;
   struct context *in = context_of(ctx);
   if (!in || in->mark != MARK || kind < 0 || of->rank < 0) return wrong("an event");
+  if (in->rank >= 0 && in->rank != of->rank) return wrong("the context of another rank");
   __atomic_add_fetch(&in->events, 1, __ATOMIC_SEQ_CST);
   if (is("no handles")) return ncclSuccess;
   check(of, parent);

@@ -138,6 +138,21 @@ fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {
     }
 }
 
+/// A communicator and its child have a context each.
+#[test]
+fn a_plugin_has_a_context_for_each_communicator() {
+    for version in [11, 12] {
+        let Some(plugin) = Plugin::net(version, &[]) else { return };
+        let ended = plugin.job(2, &["with-child"], &[]);
+        expect_success(&ended);
+        for Ended { output, .. } in &ended {
+            assert_eq!(output.matches(&format!("version {version} starts")).count(), 2, "{output}");
+            assert!(!output.contains("wrong use"), "{output}");
+        }
+        assert_eq!(plugin.take_report(), "ended\n".repeat(2), "version {version}");
+    }
+}
+
 /// Found by its path and by the end of its usual name; in the newest version, and in the other one
 /// where it is the only one.
 #[test]

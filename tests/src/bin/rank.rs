@@ -3,12 +3,12 @@
 //! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `idle` for no
 //! call, `threads` to print the names of this process's threads, `late` and `once` for one
 //! all-reduce, `abandon within|after` for one that an abort ends or follows, `crowd THREADS` for
-//! one of so many ranks in each process, `hosts THREADS` for one among as many hosts in a process,
-//! `split-with-dead` and `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink
-//! between|within` beside a rank that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do
-//! not end, `attended` to all-reduce until the input of rank 0 ends, `fork` to leave a child
-//! behind, `variables` to print the values of all variables, or `loop` to all-reduce until
-//! something fails.
+//! one of so many ranks in each process, `with-child` for some of a communicator and its child in
+//! turn, `hosts THREADS` for one among as many hosts in a process, `split-with-dead` and `survive
+//! FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank
+//! that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end, `attended` to
+//! all-reduce until the input of rank 0 ends, `fork` to leave a child behind, `variables` to print
+//! the values of all variables, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::encryption::{self, Key};
@@ -305,6 +305,20 @@ fn crowd(threads: u32) -> Result<()> {
     })
 }
 
+/// All-reduces of a communicator and of its child in turn, which ends first.
+fn with_child() -> Result<()> {
+    let comm = join()?;
+    let holder = Holder::new(comm.device(), Options::default());
+    holder.make(&comm.split(0, 0))?;
+    let child = holder.ready()?;
+    for _ in 0..3 {
+        reduce(&comm)?;
+        reduce(child)?;
+    }
+    child.destroy()?;
+    once(&comm)
+}
+
 /// All-reduces until a rank dies; then a split of all, which cannot be, ends at once.
 fn split_with_dead() -> Result<()> {
     let comm = join()?;
@@ -441,6 +455,7 @@ fn main() {
             once(&comm)
         }),
         Some("crowd") => crowd(arguments[1].parse().expect("a number")),
+        Some("with-child") => with_child(),
         Some("hosts") => hosts(arguments[1].parse().expect("a number")),
         Some("split-with-dead") => split_with_dead(),
         Some("survive") => survive(&arguments[1]),
