@@ -138,6 +138,24 @@ fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {
     }
 }
 
+/// Threads that it has started may run until the end of the process.
+#[test]
+fn a_plugin_stays_in_the_process_after_its_last_communicator() {
+    for (version, starts) in [(10, 1), (12, 4)] {
+        let Some(plugin) = Plugin::net(version, &[]) else { return };
+        let ended = plugin.job(1, &["again"], &[("FIXTURE_CROWD", "1")]);
+        expect_success(&ended);
+        let output = &ended[0].output;
+        let file = format!("/libnccl-net-v{version}.so");
+        let is_mapped = |line: &str| line.starts_with("mapped ") && line.ends_with(&file);
+        assert!(output.lines().any(is_mapped), "{output}");
+        let begun = output.matches(&format!("version {version} starts")).count();
+        assert!(begun == starts && !output.contains("wrong use"), "{begun}: {output}");
+        // Its destructors have run once, with the end of the process.
+        assert_eq!(plugin.take_report(), "ended\n", "version {version}");
+    }
+}
+
 /// A communicator and its child have a context each.
 #[test]
 fn a_plugin_has_a_context_for_each_communicator() {

@@ -4,11 +4,12 @@
 //! call, `threads` to print the names of this process's threads, `late` and `once` for one
 //! all-reduce, `abandon within|after` for one that an abort ends or follows, `crowd THREADS` for
 //! one of so many ranks in each process, `with-child` for some of a communicator and its child in
-//! turn, `hosts THREADS` for one among as many hosts in a process, `split-with-dead` and `survive
-//! FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank
-//! that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end, `attended` to
-//! all-reduce until the input of rank 0 ends, `fork` to leave a child behind, `variables` to print
-//! the values of all variables, or `loop` to all-reduce until something fails.
+//! turn, `hosts THREADS` for one among as many hosts in a process, `again` for two communicators of
+//! two ranks in this process, one after the other, `split-with-dead` and `survive FILE` beside a
+//! rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is
+//! stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end, `attended` to all-reduce until
+//! the input of rank 0 ends, `fork` to leave a child behind, `variables` to print the values of all
+//! variables, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::encryption::{self, Key};
@@ -285,6 +286,19 @@ fn hosts(threads: u32) -> Result<()> {
     Ok(())
 }
 
+/// All-reduces of two ranks in this process, and of two others once the communicator has ended.
+/// Prints the plugins that are mapped then.
+fn again() -> Result<()> {
+    for _ in 0..2 {
+        let ended = on_threads(2, &Options::default(), |Player { comm, .. }| once(&comm));
+        ended.into_iter().collect::<Result<()>>()?;
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("the mappings");
+    let plugins = maps.lines().filter(|line| line.contains("/libnccl-"));
+    plugins.for_each(|line| println!("mapped {line}"));
+    Ok(())
+}
+
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a list").count()
 }
@@ -455,6 +469,7 @@ fn main() {
             once(&comm)
         }),
         Some("crowd") => crowd(arguments[1].parse().expect("a number")),
+        Some("again") => again(),
         Some("with-child") => with_child(),
         Some("hosts") => hosts(arguments[1].parse().expect("a number")),
         Some("split-with-dead") => split_with_dead(),
