@@ -356,20 +356,26 @@ fn a_plugin_may_set_its_functions_and_its_name_when_it_begins() {
     }
 }
 
+/// That of the environment answers for the variables that name the others.
 #[test]
 fn plugins_within_the_program_are_found() {
     let include = format!("-I{MANIFEST}/../plugins/include");
-    let others = ["tuner", "profiler"].map(|kind| format!("{MANIFEST}/capi/static_{kind}.c"));
-    let flags = [C11.1, &[include.as_str(), "-rdynamic", &others[0], &others[1]]].concat();
+    let others = ["tuner", "profiler", "env"];
+    let others = others.map(|kind| format!("{MANIFEST}/capi/static_{kind}.c"));
+    let others = others.each_ref().map(String::as_str);
+    let flags = [C11.1, &[include.as_str(), "-rdynamic"], &others].concat();
     let Some(program) = Program::build("static_plugin.c", (C11.0, &flags)) else { return };
     let kinds = ["NET", "TUNER", "PROFILER"];
     let job = Job::start(&program.path(), 2, Duration::from_secs(60), |_, command| {
-        command.envs(kinds.map(|kind| (format!("NCCL_{kind}_PLUGIN"), "STATIC_PLUGIN")));
-        command.envs([("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "ALL")]);
-        command.env("NCCL_NET", "Fixture").env("OXCCL_RANKS_PER_NODE", "1");
+        command.envs(kinds.map(|kind| (format!("PLUGIN_NCCL_{kind}_PLUGIN"), "STATIC_PLUGIN")));
+        command.envs([("PLUGIN_NCCL_DEBUG", "INFO"), ("PLUGIN_NCCL_DEBUG_SUBSYS", "ALL")]);
+        command.env("PLUGIN_NCCL_NET", "Fixture").env("NCCL_ENV_PLUGIN", "STATIC_PLUGIN");
+        command.env("OXCCL_RANKS_PER_NODE", "1");
     });
     for ended in job.wait() {
         assert_eq!(ended.status, Some(0), "{}", ended.output);
+        let found = "environment plugin the program: found ncclEnvPlugin_v2";
+        assert!(ended.output.contains(found), "{}", ended.output);
         for kind in kinds.map(str::to_lowercase) {
             let found = format!("{kind} plugin Fixture (the program, v");
             let mut lines = ended.output.lines().filter(|line| line.contains(&found));
