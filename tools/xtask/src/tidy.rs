@@ -15,6 +15,9 @@ const COLUMNS: usize = 100;
 const LAYERS: (&str, &str) = ("ARCHITECTURE.md", "| part | may use | unsafe |");
 /// The folder that the table is about.
 const LAYERED: &str = "runtime/src/";
+/// The names by which a socket's buffer is given a size. The system adapts buffers to the network
+/// only as long as nobody does.
+const BUFFER_SIZES: [&str; 4] = ["SO_SNDBUF", "SO_RCVBUF", "send_buffer_size", "recv_buffer_size"];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     // Cargo marks the target folders that it makes, wherever they are, with this file. A folder
@@ -101,8 +104,7 @@ impl Layers {
             return;
         };
         // Tests may use everything.
-        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
-        let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code = without_tests(text).lines().filter(|line| !line.trim_start().starts_with("//"));
         let code = code.collect::<Vec<_>>().join("\n");
         let is_unsafe = ["unsafe {", "unsafe impl", "unsafe fn", "unsafe extern"];
         let is_unsafe = is_unsafe.iter().any(|word| code.contains(word));
@@ -144,6 +146,11 @@ impl Layers {
             }
         }
     }
+}
+
+/// Returns a source without its tests, which stand at the end.
+fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default()
 }
 
 /// Returns the paths that code names from the root of its crate, such as `device/host/arena`.
@@ -203,6 +210,10 @@ fn check(name: &str, text: &str, complaints: &mut Vec<String>) {
         for device in ["device::host", "device::cuda"].iter().filter(|d| text.contains(**d)) {
             complaints.push(format!("{name}: names {device}, which only runtime/src/device may"));
         }
+    }
+    let sockets = ["runtime/", "plugins/"].iter().any(|folder| name.starts_with(folder));
+    if sockets && BUFFER_SIZES.iter().any(|word| without_tests(text).contains(word)) {
+        complaints.push(format!("{name}: sets the size of a socket's buffer"));
     }
     if name.starts_with("runtime/") {
         check_structs(name, &lines, complaints);
@@ -324,6 +335,8 @@ mod tests {
         let text = "//! A.\nuse oxccl_runtime::device::cuda::rank;\n";
         planted("capi/src/a.rs", text, "names device::cuda, which only runtime/src/device may");
         planted("tests/a.rs", "//! A.\n#[ignore]\nfn f() {}\n", "ignored without a reason");
+        let text = "//! A.\nfn f() { s.set_send_buffer_size(1); }\n";
+        planted("runtime/net/src/a.rs", text, "sets the size of a socket's buffer");
     }
 
     #[test]
