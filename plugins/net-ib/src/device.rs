@@ -21,12 +21,17 @@ const GRH_REQUIRED: u8 = 1;
 /// A port of an adapter.
 pub(crate) struct Device {
     pub(crate) adapter: Arc<Adapter>,
-    port: u8,
+    port: Port,
+    max_connections: i32,
+}
+
+/// The facts about a port.
+struct Port {
+    number: u8,
     ethernet: bool,
     attributes: ibv_port_attr,
     /// The GID, and its place in the port's table.
     gid: (u8, [u8; 16]),
-    max_connections: i32,
 }
 
 /// The address of a port, as peers are told it.
@@ -99,11 +104,7 @@ impl Device {
         let most = usize::try_from(attributes.gid_tbl_len).unwrap_or(0);
         let mut table = adapter.gids(most * usize::from(adapter.attributes()?.phys_port_cnt))?;
         table.retain(|entry| entry.port_num == u32::from(port));
-        let wanted = Wanted {
-            index: if ethernet { options.gid_index } else { Some(0) },
-            roce_version: options.roce_version,
-            ipv6: options.ipv6,
-        };
+        let wanted = Wanted::new(ethernet, options);
         let gid = choose(&table, &wanted).ok_or_else(|| {
             let which = wanted.index.map(|index| format!(" at place {index}"));
             let call = format!("port {port} of {}", adapter.name);
@@ -116,55 +117,41 @@ impl Device {
                 format!("NCCL_IB_PKEY={index}: its partition keys are at places 0 to {last}");
             return Err(Error::new(call, cause, HINT));
         }
-        let adapter = adapter.clone();
-        Ok(Some(Self { adapter, port, ethernet, attributes, gid, max_connections }))
+        let (adapter, port) = (adapter.clone(), Port { number: port, ethernet, attributes, gid });
+        Ok(Some(Self { adapter, port, max_connections }))
     }
 
     /// Returns the address for peers.
     pub(crate) fn address(&self) -> PortAddress {
-        let ibv_port_attr { lid, active_mtu: mtu, .. } = self.attributes;
-        PortAddress { lid, gid: self.gid.1, ethernet: self.ethernet, mtu }
+        let Port { ethernet, ref attributes, gid: (_, gid), .. } = self.port;
+        PortAddress { lid: attributes.lid, gid, ethernet, mtu: attributes.active_mtu }
     }
 
     /// Returns the device's name for texts.
     pub(crate) fn name(&self) -> String {
-        format!("{}:{}", self.adapter.name, self.port)
+        format!("{}:{}", self.adapter.name, self.port.number)
     }
 
     /// Returns the way to a peer. Fails unless both are InfiniBand, or both Ethernet.
     pub(crate) fn path(&self, to: &PortAddress, options: &Options) -> Result<Path> {
-        if to.ethernet != self.ethernet {
+        if to.ethernet != self.port.ethernet {
             let layer = |ethernet| if ethernet { "Ethernet" } else { "InfiniBand" };
-            let (own, theirs) = (layer(self.ethernet), layer(to.ethernet));
+            let (own, theirs) = (layer(self.port.ethernet), layer(to.ethernet));
             let cause = format!("this side has {own}, the peer {theirs}");
             return Err(Error::new(format!("connecting {}", self.name()), cause, HINT));
         }
-        let subnet = |gid: &[u8; 16]| gid[..8].to_owned();
-        let required = self.attributes.flags & GRH_REQUIRED != 0;
-        let global = self.ethernet || required || subnet(&to.gid) != subnet(&self.gid.1);
-        Ok(Path {
-            port: self.port,
-            mtu: self.attributes.active_mtu.min(to.mtu),
-            lid: to.lid,
-            gid: global.then_some(to.gid),
-            gid_index: self.gid.0,
-            pkey_index: options.pkey_index,
-            service_level: options.service_level,
-            traffic_class: options.traffic_class,
-            timeout: options.timeout,
-            retries: options.retries,
-        })
+        Ok(self.port.path(to, options))
     }
 
     /// Returns the most bytes of a message.
     pub(crate) fn max_bytes(&self) -> u64 {
-        MAX_BYTES.min(u64::from(self.attributes.max_msg_sz))
+        MAX_BYTES.min(u64::from(self.port.attributes.max_msg_sz))
     }
 
     fn properties(&self) -> Properties {
         let name = &self.adapter.name;
         let place = std::fs::canonicalize(format!("/sys/class/infiniband/{name}/device"));
-        let ibv_port_attr { active_speed, active_width, .. } = self.attributes;
+        let ibv_port_attr { active_speed, active_width, .. } = self.port.attributes;
         Properties {
             name: self.name(),
             pci_path: place.ok().map(|path| path.display().to_string()),
@@ -174,6 +161,27 @@ impl Device {
             offloaded: false,
             max_connections: self.max_connections,
             max_bytes: self.max_bytes(),
+        }
+    }
+}
+
+impl Port {
+    /// Returns the way to a port of the same kind.
+    fn path(&self, to: &PortAddress, options: &Options) -> Path {
+        let subnet = |gid: &[u8; 16]| gid[..8].to_owned();
+        let required = self.attributes.flags & GRH_REQUIRED != 0;
+        let global = self.ethernet || required || subnet(&to.gid) != subnet(&self.gid.1);
+        Path {
+            port: self.number,
+            mtu: self.attributes.active_mtu.min(to.mtu),
+            lid: to.lid,
+            gid: global.then_some(to.gid),
+            gid_index: self.gid.0,
+            pkey_index: options.pkey_index,
+            service_level: options.service_level,
+            traffic_class: options.traffic_class,
+            timeout: options.timeout,
+            retries: options.retries,
         }
     }
 }
@@ -207,6 +215,13 @@ struct Wanted {
     index: Option<u32>,
     roce_version: u32,
     ipv6: bool,
+}
+
+impl Wanted {
+    fn new(ethernet: bool, options: &Options) -> Self {
+        let index = if ethernet { options.gid_index } else { Some(0) };
+        Self { index, roce_version: options.roce_version, ipv6: options.ipv6 }
+    }
 }
 
 /// Chooses a GID of a port: one of the version of RoCE and the address family asked for, with an
@@ -279,6 +294,7 @@ impl Net for Ib {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs;
 
     fn entry(index: u32, gid_type: u32, address: &str) -> ibv_gid_entry {
         let address: std::net::IpAddr = address.parse().unwrap();
@@ -291,9 +307,8 @@ mod tests {
         entry
     }
 
-    #[test]
-    fn a_gid_is_chosen_by_version_family_and_reach() {
-        let table = [
+    fn table() -> [ibv_gid_entry; 7] {
+        [
             entry(0, IBV_GID_TYPE_ROCE_V1, "fe80::1"),
             entry(1, IBV_GID_TYPE_ROCE_V2, "fe80::1"),
             entry(2, IBV_GID_TYPE_ROCE_V1, "192.0.2.1"),
@@ -301,9 +316,13 @@ mod tests {
             entry(4, IBV_GID_TYPE_ROCE_V2, "192.0.2.9"),
             entry(5, IBV_GID_TYPE_ROCE_V2, "2001:db8::1"),
             entry(6, IBV_GID_TYPE_ROCE_V2, "::"),
-        ];
+        ]
+    }
+
+    #[test]
+    fn a_gid_is_chosen_by_version_family_and_reach() {
         let chosen = |index, roce_version, ipv6| {
-            choose(&table, &Wanted { index, roce_version, ipv6 }).map(|(index, _)| index)
+            choose(&table(), &Wanted { index, roce_version, ipv6 }).map(|(index, _)| index)
         };
         assert_eq!(chosen(None, 2, false), Some(3));
         assert_eq!(chosen(None, 1, false), Some(2));
@@ -312,6 +331,52 @@ mod tests {
         assert_eq!(chosen(Some(4), 2, false), Some(4));
         // A place without an address, and one beyond the table.
         assert_eq!((chosen(Some(6), 2, false), chosen(Some(9), 2, false)), (None, None));
+    }
+
+    #[test]
+    fn variables_choose_the_gid() {
+        let chosen = |ethernet, variables: &[(&str, &str)]| {
+            let wanted = Wanted::new(ethernet, &Options::of(variables).unwrap());
+            choose(&table(), &wanted).map(|(index, _)| index)
+        };
+        assert_eq!(chosen(true, &[]), Some(3));
+        assert_eq!(chosen(true, &[("NCCL_IB_ROCE_VERSION_NUM", "1")]), Some(2));
+        assert_eq!(chosen(true, &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")]), Some(5));
+        assert_eq!(chosen(true, &[("NCCL_IB_GID_INDEX", "4")]), Some(4));
+        assert_eq!(chosen(false, &[("NCCL_IB_GID_INDEX", "4")]), Some(0));
+    }
+
+    #[test]
+    fn variables_reach_the_attributes_of_queue_pairs() {
+        let variables = [
+            ("NCCL_IB_TC", "106"),
+            ("NCCL_IB_SL", "3"),
+            ("NCCL_IB_PKEY", "6"),
+            ("NCCL_IB_TIMEOUT", "14"),
+            ("NCCL_IB_RETRY_CNT", "5"),
+        ];
+        let options = Options::of(&variables).unwrap();
+        // SAFETY: numbers, of which zeros are valid.
+        let mut attributes: ibv_port_attr = unsafe { std::mem::zeroed() };
+        attributes.active_mtu = 5;
+        let mut port = Port { number: 2, ethernet: true, attributes, gid: (9, [1; 16]) };
+        let mut to = PortAddress { lid: 4, gid: [2; 16], ethernet: true, mtu: 3 };
+        let path = port.path(&to, &options);
+        let initial = verbs::initial(&path);
+        assert_eq!((initial.port_num, initial.pkey_index), (2, 6));
+        let receiving = verbs::receiving(&path, 77);
+        assert_eq!((receiving.dest_qp_num, receiving.path_mtu), (77, 3));
+        let way = receiving.ah_attr;
+        assert_eq!((way.port_num, way.dlid, way.sl, way.is_global), (2, 4, 3, 1));
+        assert_eq!((way.grh.sgid_index, way.grh.traffic_class), (9, 106));
+        // SAFETY: any bytes are a GID.
+        assert_eq!(unsafe { way.grh.dgid.raw }, [2; 16]);
+        let sending = verbs::sending(&path);
+        assert_eq!((sending.timeout, sending.retry_cnt), (14, 5));
+        // Within a subnet of InfiniBand the number of the port is enough.
+        (port.ethernet, to.ethernet, to.gid) = (false, false, [1; 16]);
+        let way = verbs::receiving(&port.path(&to, &options), 77).ah_attr;
+        assert_eq!((way.dlid, way.sl, way.is_global, way.grh.traffic_class), (4, 3, 0, 0));
     }
 
     #[test]

@@ -61,6 +61,17 @@ impl Options {
     }
 }
 
+#[cfg(test)]
+impl Options {
+    /// Reads these variables, beside which none are set.
+    pub(crate) fn of(variables: &[(&str, &str)]) -> Result<Self> {
+        Self::read(|name| {
+            let found = variables.iter().find(|(of, _)| *of == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+}
+
 /// Reads a variable that is a number within limits.
 fn number<T: FromStr + PartialOrd + std::fmt::Debug>(
     variable: impl Fn(&str) -> Option<String>,
@@ -122,13 +133,6 @@ impl Adapters {
 mod tests {
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> Result<Options> {
-        Options::read(|name| {
-            let found = pairs.iter().find(|(of, _)| *of == name);
-            found.map(|(_, value)| (*value).to_owned())
-        })
-    }
-
     #[test]
     fn adapters_are_admitted_as_in_nccl() {
         let admitted = |text: &str| {
@@ -148,12 +152,17 @@ mod tests {
 
     #[test]
     fn numbers_have_nccls_defaults_and_wrong_ones_are_named() {
-        let options = read(&[]).unwrap();
+        let options = Options::of(&[]).unwrap();
         assert_eq!((options.timeout, options.retries, options.queue_pairs), (20, 7, 1));
         assert_eq!((options.gid_index, options.roce_version, options.disabled), (None, 2, false));
-        let options = read(&[("NCCL_IB_GID_INDEX", "3"), ("NCCL_IB_TIMEOUT", " 14 ")]).unwrap();
+        let variables = [("NCCL_IB_GID_INDEX", "3"), ("NCCL_IB_TIMEOUT", " 14 ")];
+        let options = Options::of(&variables).unwrap();
         assert_eq!((options.gid_index, options.timeout), (Some(3), 14));
-        let error = read(&[("NCCL_IB_RETRY_CNT", "8")]).unwrap_err().to_string();
+        let variables = [("NCCL_IB_QPS_PER_CONNECTION", "4"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
+        let options = Options::of(&variables).unwrap();
+        assert_eq!((options.queue_pairs, options.split), (4, true));
+        assert!(Options::of(&[("NCCL_IB_DISABLE", "1")]).unwrap().disabled);
+        let error = Options::of(&[("NCCL_IB_RETRY_CNT", "8")]).unwrap_err().to_string();
         assert!(error.contains("reading NCCL_IB_RETRY_CNT: it is \"8\""), "{error}");
         assert!(error.contains("from 0 to 7"), "{error}");
     }

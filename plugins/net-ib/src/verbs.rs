@@ -338,35 +338,8 @@ impl QueuePair {
     /// Connects the pair with the peer's, so that requests can be posted.
     pub(crate) fn connect(&mut self, path: &Path, peer: u32) -> Result<()> {
         use ibv_qp_attr_mask as mask;
-        let access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
-        let initial = ibv_qp_attr {
-            qp_state: ibv_qp_state::IBV_QPS_INIT,
-            pkey_index: path.pkey_index,
-            port_num: path.port,
-            qp_access_flags: access,
-            ..attributes()
-        };
         let fields = [mask::IBV_QP_PKEY_INDEX, mask::IBV_QP_PORT, mask::IBV_QP_ACCESS_FLAGS];
-        self.modify(initial, &fields)?;
-        let mut receives = ibv_qp_attr {
-            qp_state: ibv_qp_state::IBV_QPS_RTR,
-            path_mtu: path.mtu,
-            dest_qp_num: peer,
-            max_dest_rd_atomic: 1,
-            // 0.64 ms, as in NCCL; offers go out after the request that takes the message.
-            min_rnr_timer: 12,
-            ..attributes()
-        };
-        receives.ah_attr.port_num = path.port;
-        receives.ah_attr.sl = path.service_level;
-        receives.ah_attr.dlid = path.lid;
-        if let Some(gid) = path.gid {
-            receives.ah_attr.is_global = 1;
-            receives.ah_attr.grh.dgid.raw = gid;
-            receives.ah_attr.grh.sgid_index = path.gid_index;
-            receives.ah_attr.grh.hop_limit = 255;
-            receives.ah_attr.grh.traffic_class = path.traffic_class;
-        }
+        self.modify(initial(path), &fields)?;
         let fields = [
             mask::IBV_QP_AV,
             mask::IBV_QP_PATH_MTU,
@@ -375,16 +348,7 @@ impl QueuePair {
             mask::IBV_QP_MAX_DEST_RD_ATOMIC,
             mask::IBV_QP_MIN_RNR_TIMER,
         ];
-        self.modify(receives, &fields)?;
-        let sends = ibv_qp_attr {
-            qp_state: ibv_qp_state::IBV_QPS_RTS,
-            timeout: path.timeout,
-            retry_cnt: path.retries,
-            // 7: without end. The peer has a request for each message before it is sent.
-            rnr_retry: 7,
-            max_rd_atomic: 1,
-            ..attributes()
-        };
+        self.modify(receiving(path, peer), &fields)?;
         let fields = [
             mask::IBV_QP_TIMEOUT,
             mask::IBV_QP_RETRY_CNT,
@@ -392,7 +356,7 @@ impl QueuePair {
             mask::IBV_QP_SQ_PSN,
             mask::IBV_QP_MAX_QP_RD_ATOMIC,
         ];
-        self.modify(sends, &fields)
+        self.modify(sending(path), &fields)
     }
 
     /// Posts a request that writes into memory of the peer. With immediate data, it also completes
@@ -437,6 +401,55 @@ impl QueuePair {
         let post = post.ok_or_else(|| Error::new("ibv_post_recv", "not available", HINT))?;
         // SAFETY: the pair is there; the request is read during the call.
         check("ibv_post_recv", unsafe { post(self.pair.as_ptr(), &mut request, &mut null_mut()) })
+    }
+}
+
+/// Returns the attributes that a queue pair is given first.
+pub(crate) fn initial(path: &Path) -> ibv_qp_attr {
+    ibv_qp_attr {
+        qp_state: ibv_qp_state::IBV_QPS_INIT,
+        pkey_index: path.pkey_index,
+        port_num: path.port,
+        qp_access_flags: ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+        ..attributes()
+    }
+}
+
+/// Returns the attributes with which a queue pair receives from the peer's of this number.
+pub(crate) fn receiving(path: &Path, peer: u32) -> ibv_qp_attr {
+    let mut attributes = ibv_qp_attr {
+        qp_state: ibv_qp_state::IBV_QPS_RTR,
+        path_mtu: path.mtu,
+        dest_qp_num: peer,
+        max_dest_rd_atomic: 1,
+        // 0.64 ms, as in NCCL; offers go out after the request that takes the message.
+        min_rnr_timer: 12,
+        ..attributes()
+    };
+    let way = &mut attributes.ah_attr;
+    way.port_num = path.port;
+    way.sl = path.service_level;
+    way.dlid = path.lid;
+    if let Some(gid) = path.gid {
+        way.is_global = 1;
+        way.grh.dgid.raw = gid;
+        way.grh.sgid_index = path.gid_index;
+        way.grh.hop_limit = 255;
+        way.grh.traffic_class = path.traffic_class;
+    }
+    attributes
+}
+
+/// Returns the attributes with which a queue pair sends, too.
+pub(crate) fn sending(path: &Path) -> ibv_qp_attr {
+    ibv_qp_attr {
+        qp_state: ibv_qp_state::IBV_QPS_RTS,
+        timeout: path.timeout,
+        retry_cnt: path.retries,
+        // 7: without end. The peer has a request for each message before it is sent.
+        rnr_retry: 7,
+        max_rd_atomic: 1,
+        ..attributes()
     }
 }
 
