@@ -3,7 +3,7 @@
 
 use oxccl_runtime::ras::verdict::{Patience, verdicts};
 use oxccl_runtime::recorder::read::{PROC, processes};
-use oxccl_tests::job::Job;
+use oxccl_tests::job::{Ended, Job};
 use oxccl_tests::missing;
 use oxccl_tests::network::{Network, apart};
 use oxccl_tests::relay::{Relay, Way};
@@ -22,6 +22,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 fn far(seed: u64) -> Way {
     let (delay, jitter) = (Duration::from_millis(20), Duration::from_millis(2));
     Way { delay, jitter, lost_ppm: 0, seed }
+}
+
+/// A way so long that the time of everything else is no matter.
+fn very_far(seed: u64) -> Way {
+    Way { delay: Duration::from_millis(100), jitter: Duration::ZERO, ..far(seed) }
 }
 
 /// A way of 1 to 2 ms, which loses a packet of 100.
@@ -69,11 +74,13 @@ fn start(network: &Network, (hosts, on_each): (u32, u32), arguments: &[&str]) ->
 }
 
 /// Waits for ranks that have to succeed and to warn of nothing.
-fn expect_peace(job: Job) {
-    for (rank, ended) in job.wait().iter().enumerate() {
+fn expect_peace(job: Job) -> Vec<Ended> {
+    let all = job.wait();
+    for (rank, ended) in all.iter().enumerate() {
         assert_eq!(ended.status, Some(0), "rank {rank}: {}", ended.output);
         assert!(!ended.output.contains("WARN"), "rank {rank}: {}", ended.output);
     }
+    all
 }
 
 #[test]
@@ -133,16 +140,31 @@ fn nobody_is_called_dead_or_slow_where_the_network_loses_packets() {
 #[test]
 fn a_communicator_is_made_and_used_and_destroyed_in_few_round_trips() {
     let test = "a_communicator_is_made_and_used_and_destroyed_in_few_round_trips";
-    // So long that the time of everything else is no matter.
-    let delay = Duration::from_millis(100);
-    let way = Way { delay, jitter: Duration::ZERO, ..far(4) };
+    let way = very_far(4);
     behind_relay(test, 2, way, |network, _| {
         let start_of_job = Instant::now();
         expect_peace(start(network, (2, 1), &["once"]));
-        let (took, round_trip) = (start_of_job.elapsed(), 2 * delay);
+        let (took, round_trip) = (start_of_job.elapsed(), 2 * way.delay);
         // Three for the rendezvous, one for each of three rounds, three for a connection of
         // control, two for one of data, and one for the end; four for a busy machine.
         assert!(took < 16 * round_trip, "{took:?}");
+    });
+}
+
+#[test]
+fn windows_of_a_large_call_are_under_way_together() {
+    let test = "windows_of_a_large_call_are_under_way_together";
+    let way = very_far(6);
+    behind_relay(test, 2, way, |network, _| {
+        // The first calls are slow, as TCP begins with little.
+        let calls = ["fastest", "2097152", "5"];
+        for Ended { output, .. } in expect_peace(start(network, (2, 1), &calls)) {
+            let mut lines = output.lines();
+            let took = lines.find_map(|line| line.strip_prefix("fastest ")).expect("a time");
+            let took = Duration::from_millis(took.parse().expect("a number"));
+            // 6 round trips; 23 where each window waits for the one before.
+            assert!(took < 12 * 2 * way.delay, "{took:?}");
+        }
     });
 }
 
