@@ -15,11 +15,12 @@ use oxccl_tests::missing;
 use oxccl_tests::sequence::{Player, Random, Shape, play};
 use oxccl_tests::world::on_threads;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::HashSet;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 const NAMED: &str = "no failures; all bad arguments are named";
@@ -61,7 +62,6 @@ fn every_bad_argument_with_address_sanitizer_on_the_c_side() {
 
 fn compiles(compiler: &mut Command, source: &str) -> bool {
     use std::io::Write;
-    use std::process::Stdio;
     compiler.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(mut child) = compiler.spawn() else { return false };
     // A compiler that reads nothing fails below.
@@ -183,6 +183,64 @@ fn each_of_256_hosts_is_connected_with_those_that_it_needs() {
         words[at + 1].parse().expect("a number")
     };
     assert!(number("descriptors") <= 96 && number("bytes") <= 16 << 20, "{words:?}");
+}
+
+/// Returns how many connections of TCP a process has, by the sockets that it holds.
+fn connections(pid: u32) -> usize {
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).expect("connections");
+    let of_line = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // Its state, which is that of an established one, and its number.
+        (words.get(3) == Some(&"01")).then(|| words.get(9).map(|inode| format!("socket:[{inode}]")))
+    };
+    let established: HashSet<String> = table.lines().filter_map(of_line).flatten().collect();
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");
+    let targets = open.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.filter(|to| to.to_str().is_some_and(|to| established.contains(to))).count()
+}
+
+/// Returns how many connections each of two hosts has for a communicator, with these variables.
+fn connected_with(variables: [(&str, &str); 2]) -> usize {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let mut job = Job::start(Path::new(RANK), 2, LIMIT, |rank, command| {
+        command.arg("attended").envs(variables).stdin(Stdio::piped());
+        command.env("NCCL_HOSTID", rank.to_string()).env("NCCL_SOCKET_IFNAME", "lo");
+        command.env("NCCL_SOCKET_FAMILY", "AF_INET");
+    });
+    job.wait_until_running(2);
+    let pids = [0, 1].map(|rank| job.child(rank).id());
+    // Those by which the communicator was made end soon.
+    let (begun, mut last, mut looks) = (Instant::now(), [0; 2], 0);
+    while looks < 20 {
+        assert!(begun.elapsed() < LIMIT, "{last:?} connections, and others again and again");
+        std::thread::sleep(Duration::from_millis(20));
+        let now = pids.map(connections);
+        looks = if now == last { looks + 1 } else { 0 };
+        last = now;
+    }
+    drop(job.child(0).stdin.take());
+    job.expect_success();
+    assert_eq!(last[0], last[1]);
+    last[0]
+}
+
+#[test]
+fn two_variables_say_how_many_connections_two_hosts_have_for_data() {
+    let connected = |threads, each| {
+        connected_with([("NCCL_SOCKET_NTHREADS", threads), ("NCCL_NSOCKS_PERTHREAD", each)])
+    };
+    // One for data, and the others.
+    let others = connected("0", "0") - 1;
+    for (threads, each, lanes) in [
+        ("1", "0", 1),
+        ("2", "0", 2),
+        ("0", "3", 3),
+        ("2", "3", 6),
+        ("17", "1", 16),
+        ("16", "9", 64),
+    ] {
+        assert_eq!(connected(threads, each) - others, lanes, "{threads} threads, {each} each");
+    }
 }
 
 #[test]

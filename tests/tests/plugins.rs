@@ -62,8 +62,9 @@ fn a_plugin_may_block_until_the_peer_has_done_its_part_and_tell_no_sizes() {
 #[test]
 fn a_slow_plugin_is_done_with_all_requests_at_the_end() {
     let Some(plugin) = Plugin::net(11, &[]) else { return };
-    for (fault, connect) in [("slow", "0"), ("slow", "1"), ("slower", "1")] {
-        let variables = [("FIXTURE", fault), ("NCCL_RUNTIME_CONNECT", connect)];
+    for (fault, connect, lanes) in [("slow", "0", "3"), ("slow", "1", "1"), ("slower", "1", "2")] {
+        let lanes = ("NCCL_NSOCKS_PERTHREAD", lanes);
+        let variables = [("FIXTURE", fault), ("NCCL_RUNTIME_CONNECT", connect), lanes];
         expect_success(&plugin.job(3, &["sequence", "3", "10", "2000"], &variables));
         assert_eq!(plugin.take_report(), "ended\n".repeat(3), "{variables:?}");
     }

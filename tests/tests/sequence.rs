@@ -81,6 +81,17 @@ fn every_rank_a_host_of_its_own() {
 }
 
 #[test]
+fn several_connections_between_hosts_carry_messages_in_turn() {
+    processes(3, ["12", "1000", "2097152"], |rank, command| {
+        command.env("NCCL_HOSTID", rank.to_string()).env("NCCL_SOCKET_IFNAME", "lo");
+        // The least number holds.
+        command
+            .env("NCCL_SOCKET_NTHREADS", "2")
+            .env("NCCL_NSOCKS_PERTHREAD", (3 - rank).to_string());
+    });
+}
+
+#[test]
 fn every_algorithm_when_forced() {
     for algorithm in [
         "one_shot",

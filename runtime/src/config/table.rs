@@ -85,9 +85,12 @@ variables! {
     socket_ifname: String = "NCCL_SOCKET_IFNAME", "";
     /// Address family: AF_INET or AF_INET6; empty takes either.
     socket_family: String = "NCCL_SOCKET_FAMILY", "";
-    /// Multiplied by NCCL_NSOCKS_PERTHREAD, the connections between two GPUs of
-    /// different hosts, at most 4, each with a thread. 0 stands for 4 where the other one is 0,
-    /// too, else for 1. Ranks in host memory have one, without a thread.
+    /// Multiplied by NCCL_NSOCKS_PERTHREAD, the connections between two ranks of different hosts.
+    /// GPUs have at most 4, each with a thread, and 4 where both are 0. Ranks in host memory have
+    /// at most 64, of which this number counts up to 16, and 1 where both are 0. They have no
+    /// threads for them: who calls or waits moves the data, in messages that take the connections
+    /// in turn, which helps where a network limits each connection. Each has memory of its own. 0
+    /// stands for 1 where the other one is set. The least number of any rank holds.
     socket_nthreads: u64 = "NCCL_SOCKET_NTHREADS", "0";
     /// Connections for each of the threads of NCCL_SOCKET_NTHREADS, which has the rest.
     nsocks_perthread: u64 = "NCCL_NSOCKS_PERTHREAD", "0";

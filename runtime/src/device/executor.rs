@@ -3,8 +3,8 @@
 use super::{Device, Stream, cuda, host};
 use crate::bootstrap::Gather;
 use crate::error::{Error, Quick, Result};
-use crate::link::Edge;
 use crate::link::message::{DONE_WITHIN, MessageEdge};
+use crate::link::{Edge, Lanes};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Call, Operation, Programs};
 use crate::rank::Rank;
@@ -83,8 +83,7 @@ impl Unfinished {
         let Parts { processes, mut memory, net_device, .. } = parts;
         let Device::Cuda(index) = device else {
             for (peer, lanes) in remote {
-                let first = lanes.into_iter().next().map(Box::new).map(Edge::Message);
-                first.into_iter().for_each(|edge| edges[peer as usize] = edge);
+                edges[peer as usize] = Edge::Message(Lanes::new(lanes));
             }
             let one_process = reach::is_one(&processes);
             memory.resize_with(processes.len(), || PeerMemory::SameProcess);

@@ -61,11 +61,10 @@ impl Device {
     /// hosts, each with connections and, on GPUs, a thread of its own.
     pub fn lanes(self) -> usize {
         let Config { socket_nthreads, nsocks_perthread, .. } = Config::get();
-        let asked = socket_nthreads.max(&1).saturating_mul(*nsocks_perthread.max(&1));
-        let most = if self.is_host() { 1 } else { cuda::network::LANES };
-        match (socket_nthreads, nsocks_perthread) {
-            (0, 0) => most,
-            _ => most.min(usize::try_from(asked).unwrap_or(most)),
+        let asked = connections(*socket_nthreads, *nsocks_perthread);
+        match self {
+            Device::Host(_) => asked.unwrap_or(1),
+            Device::Cuda(_) => asked.unwrap_or(usize::MAX).min(cuda::network::LANES),
         }
     }
 
@@ -91,6 +90,20 @@ impl Device {
             Device::Cuda(_) => Some(cuda::driver::versions()),
         }
     }
+}
+
+/// The most threads for the connections between two ranks, and the most connections, as for NCCL.
+const MOST_THREADS: u64 = 16;
+const MOST_CONNECTIONS: u64 = 64;
+
+/// Returns the number of connections of so many threads that have so many `each`. A 0 stands for
+/// the usual number: `None` for two of them, else 1.
+fn connections(threads: u64, each: u64) -> Option<usize> {
+    if (threads, each) == (0, 0) {
+        return None;
+    }
+    let threads = threads.clamp(1, MOST_THREADS);
+    Some((threads * each.clamp(1, MOST_CONNECTIONS / threads)) as usize)
 }
 
 /// Returns how plans run for `nranks` ranks, `team` of them on each host, on the devices of one
@@ -174,6 +187,21 @@ mod tests {
     use super::*;
     use oxccl_plan::select::{Memory, Policy, candidates};
     use oxccl_plan::{Collective, Spec};
+
+    #[test]
+    fn threads_and_their_connections_multiply_up_to_the_limits_of_nccl() {
+        for (threads, each, all) in [
+            (0, 0, None),
+            (1, 0, Some(1)),
+            (0, 3, Some(3)),
+            (2, 3, Some(6)),
+            (17, 1, Some(16)),
+            (3, 100, Some(63)),
+            (u64::MAX, u64::MAX, Some(64)),
+        ] {
+            assert_eq!(connections(threads, each), all, "{threads} threads with {each} each");
+        }
+    }
 
     #[test]
     fn a_topology_names_the_carriers_of_all_plans_that_serve_there() {

@@ -2,11 +2,13 @@
 
 pub mod control;
 pub mod direct;
+mod lanes;
 pub mod message;
 pub mod notice;
 
 use crate::error::Result;
 use crate::op::descriptor::{Descriptor, Label};
+pub use lanes::Lanes;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -57,7 +59,7 @@ pub enum Edge {
     /// An edge through the shared segment.
     Direct(direct::DirectEdge),
     /// An edge through the network.
-    Message(Box<message::MessageEdge>),
+    Message(Lanes),
     /// An edge through the network that is connected when it is used first.
     Unconnected(Arc<message::Unconnected>),
 }
@@ -68,7 +70,7 @@ impl Edge {
         if let Edge::Unconnected(edge) = self
             && let Some(made) = edge.take()
         {
-            *self = Edge::Message(Box::new(made));
+            *self = Edge::Message(made);
         }
     }
 
@@ -104,7 +106,9 @@ impl Edge {
                 Ok(true)
             }
             // SAFETY: passed on from the caller.
-            Edge::Message(edge) => unsafe { edge.send(data, len, label.descriptor, begun as u32) },
+            Edge::Message(lanes) => unsafe {
+                lanes.outgoing().send(data, len, label.descriptor, begun as u32)
+            },
         }
     }
 
@@ -114,7 +118,7 @@ impl Edge {
         match self {
             Edge::Own | Edge::Unconnected(_) => Ok(None),
             Edge::Direct(edge) => Ok(edge.peek()),
-            Edge::Message(edge) => edge.peek(),
+            Edge::Message(lanes) => lanes.incoming().peek(),
         }
     }
 
@@ -130,9 +134,9 @@ impl Edge {
         expect: impl FnOnce(&Message) -> Result<()>,
     ) -> Result<Option<Received>> {
         self.use_connections();
-        if let Edge::Message(edge) = self {
+        if let Edge::Message(lanes) = self {
             // SAFETY: passed on from the caller.
-            return unsafe { edge.receive(to, len, expect) };
+            return unsafe { lanes.incoming().receive(to, len, expect) };
         }
         let Some(message) = self.peek()? else { return Ok(None) };
         expect(&message).map(|()| Some(Received::Slot(message.data)))
@@ -142,7 +146,7 @@ impl Edge {
     pub fn look(&mut self) -> Result<Option<Message>> {
         self.connect();
         match self {
-            Edge::Message(edge) => edge.look(),
+            Edge::Message(lanes) => lanes.incoming().look(),
             Edge::Unconnected(_) => Ok(None),
             other => other.peek(),
         }
@@ -158,14 +162,14 @@ impl Edge {
         match self {
             Edge::Own | Edge::Unconnected(_) => {}
             Edge::Direct(edge) => edge.release(),
-            Edge::Message(edge) => edge.release(),
+            Edge::Message(lanes) => lanes.incoming().release(),
         }
     }
 
     /// Returns whether everything sent has left this process's memory.
     pub fn flushed(&mut self) -> Result<bool> {
         match self {
-            Edge::Message(edge) => edge.flushed(),
+            Edge::Message(lanes) => lanes.flushed(),
             Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => Ok(true),
         }
     }
@@ -173,8 +177,8 @@ impl Edge {
     /// Waits until everything that has come has left the transport, too; only edges of messages
     /// have one.
     pub fn finish(&mut self, until: Instant) {
-        if let Edge::Message(edge) = self {
-            edge.finish(until);
+        if let Edge::Message(lanes) = self {
+            lanes.all().iter_mut().for_each(|lane| lane.finish(until));
         }
     }
 
@@ -184,14 +188,14 @@ impl Edge {
         match self {
             Edge::Own | Edge::Unconnected(_) => true,
             Edge::Direct(edge) => edge.is_taken(),
-            Edge::Message(edge) => told >= edge.sent(),
+            Edge::Message(lanes) => told >= lanes.sent(),
         }
     }
 
     /// Returns the number of messages over a network so far: (sent, taken).
     pub fn messages(&self) -> (u64, u64) {
         match self {
-            Edge::Message(edge) => (edge.sent(), edge.taken()),
+            Edge::Message(lanes) => (lanes.sent(), lanes.taken()),
             Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => (0, 0),
         }
     }
@@ -199,7 +203,7 @@ impl Edge {
     /// Returns the bytes of slots that are not in the shared segment.
     pub fn memory_bytes(&self) -> usize {
         match self {
-            Edge::Message(edge) => edge.memory_bytes(),
+            Edge::Message(lanes) => lanes.memory_bytes(),
             Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => 0,
         }
     }

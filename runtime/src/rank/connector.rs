@@ -13,6 +13,7 @@ use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::Door;
 use crate::bootstrap::wire::wait_for;
 use crate::error::{Error, Result};
+use crate::link::Lanes;
 use crate::link::control::Control;
 use crate::link::message::{Identity, Joining, Unconnected};
 use crate::link::notice::Notice;
@@ -51,8 +52,8 @@ pub struct Route {
     pub identity: Identity,
     /// The network, and this rank's device.
     pub net: (Arc<dyn Net>, usize),
-    /// The bytes of an edge's slot.
-    pub slot_bytes: usize,
+    /// The number of lanes of an edge, and the bytes of their slots.
+    pub lanes: (usize, usize),
     /// The addresses where the ranks take control connections, by rank.
     pub addresses: Vec<SocketAddr>,
     /// The listener for the control connections of the peers.
@@ -247,8 +248,7 @@ impl Open {
             }
             if begun.joining.as_ref().is_some_and(Joining::is_complete) {
                 begun.made = true;
-                let made = begun.joining.take().and_then(Joining::finish);
-                let made = made.and_then(|mut lanes| lanes.pop());
+                let made = begun.joining.take().and_then(Joining::finish).map(Lanes::new);
                 if let Some((edge, made)) = self.edges.remove(peer).zip(made) {
                     edge.complete(made);
                 }
@@ -321,8 +321,8 @@ impl Route {
             && !begun.made
             && let Some(control) = rank.control(peer)
         {
-            let (net, lanes) = (self.net.clone(), (1, self.slot_bytes));
-            begun.joining = Some(Joining::new(self.identity, peer, net, control, lanes)?);
+            let net = self.net.clone();
+            begun.joining = Some(Joining::new(self.identity, peer, net, control, self.lanes)?);
         }
         Ok(())
     }
@@ -509,8 +509,8 @@ mod tests {
     use crate::link::message::test_net::TestNet;
     use std::net::TcpListener;
 
-    /// Two ranks of different hosts, and the edge of each to the other.
-    fn pair(net: &Arc<TestNet>) -> [(Arc<Rank>, Arc<Unconnected>); 2] {
+    /// Two ranks of different hosts, and the edge of each to the other, of so many lanes.
+    fn pair(net: &Arc<TestNet>, lanes: usize) -> [(Arc<Rank>, Arc<Unconnected>); 2] {
         let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         let mut number = 0..2;
@@ -522,7 +522,8 @@ mod tests {
             let door = Door::new(listener.into(), admission).unwrap();
             let net: Arc<dyn Net> = net.clone();
             let (addresses, limit) = (addresses.clone(), Duration::from_secs(60));
-            let route = Route { identity, net: (net, 0), slot_bytes: 64, addresses, door, limit };
+            let (net, lanes) = ((net, 0), (lanes, 64));
+            let route = Route { identity, net, lanes, addresses, door, limit };
             let rank = Arc::new(Rank::new(own, vec![None; 2], None, vec![0; 2]));
             rank.set_controls(vec![None, None]);
             let edges = Connector::start(&rank, route, &[1 - own]).unwrap();
@@ -551,10 +552,11 @@ mod tests {
     fn two_ranks_are_connected_once_whoever_asks_and_however_often() {
         // Of two ranks that share a connection the higher one listens, also where only the lower
         // one asks.
-        for (duplex, listeners) in [(true, 1), (false, 2)] {
+        for (duplex, lanes, listeners) in [(true, 1, 1), (false, 1, 2), (true, 3, 3), (false, 2, 4)]
+        {
             for asking in [[true, false], [false, true], [true, true]] {
                 let net = TestNet::new(duplex);
-                are_connected_once(pair(&net), asking);
+                are_connected_once(pair(&net, lanes), asking);
                 assert_eq!(net.listeners(), listeners, "{asking:?}");
             }
         }
@@ -582,7 +584,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_has_ended_before_it_was_connected_is_named_long_before_the_limit() {
-        let [(rank, edge), (gone, _)] = pair(&TestNet::new(true));
+        let [(rank, edge), (gone, _)] = pair(&TestNet::new(true), 1);
         gone.leave(|_| (vec![0; 2], ()));
         edge.ask();
         until(|| rank.failure().is_some());
@@ -595,7 +597,7 @@ mod tests {
     /// A peer gives its connection up before it says anything, and comes again.
     #[test]
     fn the_end_of_a_connection_that_the_peer_did_not_use_is_no_death() {
-        let [(rank, edge), (peer, _)] = pair(&TestNet::new(true));
+        let [(rank, edge), (peer, _)] = pair(&TestNet::new(true), 1);
         let connect = || {
             let (near, far) = UnixStream::pair().unwrap();
             take_control(&rank, 1, near.into()).unwrap();

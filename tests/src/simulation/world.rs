@@ -104,7 +104,7 @@ impl World {
                     (Some((sender, receiver)), ..) => {
                         let outgoing = Outgoing::new(sender, rank as u32, slot_bytes);
                         let incoming = Incoming::new(receiver, peer as u32, slot_bytes);
-                        Edge::Message(Box::new(MessageEdge::new(outgoing, incoming)))
+                        Edge::Message(MessageEdge::new(outgoing, incoming).into())
                     }
                     (None, Some(segment), Some(own), Some(place)) if peer != rank => {
                         Edge::Direct(DirectEdge::new(segment.clone(), own, place, start))

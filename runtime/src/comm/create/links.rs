@@ -267,8 +267,8 @@ impl Making {
             let none = || Error::init_peer(peer, "has no data connection");
             links.edges.push((peer, joining.finish().ok_or_else(none)?));
         }
-        let Self { identity, net, lanes: (_, slot_bytes), addresses, door, .. } = self;
-        let route = Route { identity, net, slot_bytes, addresses, door, limit };
+        let Self { identity, net, lanes, addresses, door, .. } = self;
+        let route = Route { identity, net, lanes, addresses, door, limit };
         links.route = (!self.data).then_some(route);
         Ok(links)
     }

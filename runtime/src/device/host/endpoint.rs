@@ -115,7 +115,7 @@ impl Endpoint {
         let networked = edges.iter().any(|e| matches!(e, Edge::Message(_) | Edge::Unconnected(_)));
         let state = State {
             edges,
-            switch: switch.map_or(Edge::Own, |edge| Edge::Message(Box::new(edge))),
+            switch: switch.map_or(Edge::Own, |edge| Edge::Message(edge.into())),
             networked,
             phase: start,
             known: vec![start; nranks],

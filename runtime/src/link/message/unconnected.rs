@@ -1,6 +1,6 @@
 //! An edge whose connections are made at its first use.
 
-use super::MessageEdge;
+use crate::link::Lanes;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 /// whoever makes the connections.
 pub struct Unconnected {
     asked: AtomicBool,
-    made: Mutex<Option<MessageEdge>>,
+    made: Mutex<Option<Lanes>>,
     ask: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -18,7 +18,7 @@ impl Unconnected {
         Self { asked: AtomicBool::new(false), made: Mutex::default(), ask: Box::new(ask) }
     }
 
-    fn made(&self) -> MutexGuard<'_, Option<MessageEdge>> {
+    fn made(&self) -> MutexGuard<'_, Option<Lanes>> {
         self.made.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -30,12 +30,12 @@ impl Unconnected {
     }
 
     /// Takes the connected edge, once it is there.
-    pub fn take(&self) -> Option<MessageEdge> {
+    pub fn take(&self) -> Option<Lanes> {
         self.made().take()
     }
 
     /// Hands the connected edge over, to be taken at the next use.
-    pub fn complete(&self, edge: MessageEdge) {
+    pub fn complete(&self, edge: Lanes) {
         // A use from now on need not ask.
         self.asked.store(true, Ordering::Release);
         *self.made() = Some(edge);
