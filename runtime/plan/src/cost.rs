@@ -46,6 +46,8 @@ pub struct CostModel {
     pub stage_slot_bytes: u64,
     /// Size of an edge's slot in bytes.
     pub edge_slot_bytes: u64,
+    /// Size of a message in bytes; those of large calls in windows that overlap are larger.
+    pub message_bytes: u64,
     /// The messages of an edge that travel side by side.
     pub lanes: u64,
     /// The costs between ranks of a team, where they differ from those between teams.
@@ -77,6 +79,7 @@ impl CostModel {
         turns_us: 0.0,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
+        message_bytes: 64 << 10,
         lanes: 1,
         near: None,
     };
@@ -89,6 +92,7 @@ impl CostModel {
         message_us: 2.5,
         link_gbps: 2.0,
         edge_slot_bytes: 128 << 10,
+        message_bytes: 128 << 10,
         near: Some(&CostModel::SHARED_MEMORY),
         ..CostModel::SHARED_MEMORY
     };
@@ -118,6 +122,7 @@ impl CostModel {
         turns_us: 0.0,
         stage_slot_bytes: 4 << 20,
         edge_slot_bytes: 32 << 10,
+        message_bytes: 32 << 10,
         lanes: 1,
         near: None,
     };
@@ -154,9 +159,10 @@ impl CostModel {
     /// Returns the costs between ranks of a team.
     pub fn near(&self) -> Self {
         let near = self.near.unwrap_or(self);
-        let Self { cached_gbps, edge_slot_bytes, lanes, turns_us, .. } = *self;
+        let Self { cached_gbps, edge_slot_bytes, message_bytes, lanes, turns_us, .. } = *self;
         let latency_us = near.latency_us + turns_us;
-        Self { latency_us, cached_gbps, edge_slot_bytes, lanes, turns_us, ..*near }
+        let near = Self { latency_us, cached_gbps, turns_us, ..*near };
+        Self { edge_slot_bytes, message_bytes, lanes, ..near }
     }
 
     fn at_gbps(bytes: u64, gbps: f64) -> f64 {
@@ -195,7 +201,7 @@ impl CostModel {
             link_gbps: self.link_gbps * if shared { 0.37 } else { 2.0 },
             read_gbps: f64::INFINITY,
             peer_read_gbps: f64::INFINITY,
-            edge_slot_bytes: if chain { 64 << 10 } else { u64::MAX },
+            message_bytes: if chain { 64 << 10 } else { u64::MAX },
             ..*self
         }
     }
@@ -241,13 +247,13 @@ impl CostModel {
     }
 
     /// Returns the bytes of the messages that an edge carries at a time.
-    pub fn message_bytes(&self) -> u64 {
-        self.edge_slot_bytes.saturating_mul(self.lanes)
+    pub fn bytes_at_a_time(&self) -> u64 {
+        self.message_bytes.saturating_mul(self.lanes)
     }
 
     /// Returns the time to put a message on an edge.
     pub fn send_us(&self, bytes: u64) -> f64 {
-        let messages = bytes.div_ceil(self.message_bytes()).max(1);
+        let messages = bytes.div_ceil(self.bytes_at_a_time()).max(1);
         let copy = self.copy_us(bytes) + Self::at_gbps(bytes, self.edge_handover_gbps);
         messages as f64 * self.message_us + copy.max(Self::at_gbps(bytes, self.link_gbps))
     }
@@ -255,7 +261,7 @@ impl CostModel {
     /// Returns the time to take a message from an edge, and to fold it if `reduces`.
     pub fn receive_us(&self, bytes: u64, reduces: bool) -> f64 {
         let fold = if reduces { Self::at_gbps(bytes, self.fold_gbps) } else { 0.0 };
-        let messages = bytes.div_ceil(self.message_bytes()).max(1);
+        let messages = bytes.div_ceil(self.bytes_at_a_time()).max(1);
         let copy = self.copy_us(bytes).max(Self::at_gbps(bytes, self.link_gbps));
         messages as f64 * self.message_us + copy + fold
     }
@@ -272,7 +278,7 @@ impl CostModel {
         if layout.is_some_and(|layout| layout.rounds > 1) {
             return 0.0;
         }
-        bytes.div_ceil(self.message_bytes()).saturating_sub(1) as f64 * self.latency_us
+        bytes.div_ceil(self.bytes_at_a_time()).saturating_sub(1) as f64 * self.latency_us
     }
 
     /// Returns the time of a further message, sent while the one before is under way.

@@ -191,8 +191,12 @@ impl Work {
     /// Returns what a rank does in a plan for blocks of so many bytes, which pass through slots of
     /// the model's sizes in windows.
     fn of(plan: &Plan, rank: u32, bytes: u64, model: &CostModel) -> Self {
-        let (edge, stage) = (model.edge_slot_bytes, model.stage_slot_bytes);
-        let room = Capacity { edge_slot_elems: edge, stage_slot_elems: stage, align_elems: 1 };
+        let room = Capacity {
+            edge_slot_elems: model.edge_slot_bytes,
+            message_elems: model.message_bytes,
+            stage_slot_elems: model.stage_slot_bytes,
+            align_elems: 1,
+        };
         let windows = Geometry::new(&plan.layout, bytes, &room).windows() as u32;
         let (parts, window_elems) = (plan.layout.parts, bytes.max(1));
         let whole = Geometry { block_elems: bytes, parts, window_elems, align_elems: 1 };

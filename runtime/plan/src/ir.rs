@@ -325,10 +325,30 @@ pub const fn inbox_place(block: u32, owner: u32, nranks: u32) -> u32 {
 pub struct Capacity {
     /// Elements in one slot of an edge.
     pub edge_slot_elems: u64,
+    /// Elements of the largest message where windows do not overlap or are few: at most a slot.
+    pub message_elems: u64,
     /// Elements in one slot of a rank's stage.
     pub stage_slot_elems: u64,
     /// The multiple on which part boundaries fall (a power of two).
     pub align_elems: u64,
+}
+
+/// The least windows of a call whose messages are larger than usual ones: while some windows are on
+/// their way, others are folded.
+const FEWEST_WINDOWS: u64 = 4;
+
+impl Capacity {
+    /// Returns the elements of the largest message in a call of `count` elements per block. Where
+    /// windows overlap, a fixed number of messages is under way: those of large calls are larger,
+    /// so that they fill a network that is fast and far. Elsewhere smaller ones arrive sooner.
+    fn largest_message(&self, layout: &Layout, count: u64) -> u64 {
+        if layout.rounds == 1 {
+            return self.message_elems;
+        }
+        let part = count.div_ceil(u64::from(layout.parts));
+        let all = part.saturating_mul(u64::from(layout.message_parts));
+        (all / FEWEST_WINDOWS).min(self.edge_slot_elems).max(self.message_elems)
+    }
 }
 
 /// The cut of a block of `block_elems` elements.
@@ -371,7 +391,8 @@ impl Geometry {
                 window = window.min((part / align * align).max(1) * parts);
             }
             if layout.message_parts > 0 {
-                let part = room.edge_slot_elems / u64::from(layout.message_parts);
+                let message = room.largest_message(layout, count);
+                let part = message / u64::from(layout.message_parts);
                 window = window.min((part / align * align).max(1) * parts);
             }
         }
@@ -487,16 +508,47 @@ mod tests {
     }
 
     #[test]
+    fn messages_of_large_calls_are_larger_where_windows_overlap() {
+        let layout = Layout { parts: 2, stage_blocks: 0, inbox_blocks: 0, ..LAYOUT };
+        let (edge_slot_elems, message_elems) = (512, 64);
+        let room = Capacity { edge_slot_elems, message_elems, stage_slot_elems: 0, align_elems: 4 };
+        let cut = |count, rounds| {
+            let geometry = Geometry::new(&Layout { rounds, ..layout }, count, &room);
+            (geometry.range(0, 0, 1).1, geometry.windows())
+        };
+        for (count, message, windows) in [
+            (8, 4, 1),
+            (128, 64, 1),
+            (512, 64, 4),
+            (1024, 128, 4),
+            (4096, 512, 4),
+            (1 << 14, 512, 16),
+        ] {
+            assert_eq!(cut(count, 3), (message, windows), "{count}");
+            assert_eq!(cut(count, 1), (message.min(64), count.div_ceil(128)), "{count}");
+        }
+        assert_eq!(cut(u64::MAX, 3).0, 512);
+    }
+
+    #[test]
     fn parts_cover_every_element_once_and_fit_the_slots() {
-        for align in [1, 4, 16] {
-            let room = Capacity { edge_slot_elems: 32, stage_slot_elems: 80, align_elems: align };
+        for (align, rounds) in [(1, 1), (4, 1), (16, 1), (1, 3), (4, 3), (16, 3)] {
+            let (edge_slot_elems, message_elems) = (32, 16);
+            let room = Capacity {
+                edge_slot_elems,
+                message_elems,
+                stage_slot_elems: 80,
+                align_elems: align,
+            };
+            let layout = Layout { rounds, ..LAYOUT };
+            let most = if rounds == 1 { message_elems } else { edge_slot_elems };
             for count in 0..400 {
-                let geometry = Geometry::new(&LAYOUT, count, &room);
+                let geometry = Geometry::new(&layout, count, &room);
                 let mut next = 0;
                 for window in 0..geometry.windows() {
                     for part in 0..geometry.parts {
                         let (offset, len) = geometry.range(window, part, 1);
-                        assert!(len <= room.edge_slot_elems, "{geometry:?}");
+                        assert!(len <= most, "{geometry:?}");
                         assert!(len <= geometry.scratch_block_elems(), "{geometry:?}");
                         assert!(offset + len <= room.stage_slot_elems);
                         assert_eq!(geometry.window_start(window) + offset, next);

@@ -20,6 +20,7 @@ pub fn time_us(plan: &Plan, bytes: u64, model: &CostModel) -> Result<f64, Fault>
     let programs: Vec<_> = (0..nranks).map(|r| plan.program(r)).collect();
     let room = Capacity {
         edge_slot_elems: model.edge_slot_bytes,
+        message_elems: model.message_bytes,
         stage_slot_elems: model.stage_slot_bytes,
         align_elems: 64,
     };

@@ -124,6 +124,7 @@ impl Conditions {
         Self {
             room: Capacity {
                 edge_slot_elems: slot_elems,
+                message_elems: slot_elems,
                 stage_slot_elems: slot_elems.max(2 * u64::from(nranks)),
                 align_elems: 1,
             },

@@ -46,7 +46,8 @@ fn expected(spec: &Spec, inputs: &[Vec<u8>], op: ReduceOp, block_bytes: usize) -
 
 #[test]
 fn every_plan_computes_its_collective() {
-    let room = Capacity { edge_slot_elems: 16, stage_slot_elems: 64, align_elems: 2 };
+    let (edge_slot_elems, message_elems, stage_slot_elems) = (64, 16, 64);
+    let room = Capacity { edge_slot_elems, message_elems, stage_slot_elems, align_elems: 2 };
     let one_team = [1, 2, 3, 5, 8, 13].map(|nranks| (nranks, nranks));
     let several = [(2, 1), (5, 1), (8, 1), (4, 2), (12, 4), (12, 3)];
     for (nranks, team) in one_team.into_iter().chain(several) {
@@ -82,7 +83,9 @@ fn canonical_float_results_are_the_rank_order_fold_with_one_rounding() {
         let operands: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
         let expected = arith::fold(dtype, ReduceOp::Avg, &operands, Some(nranks));
         for plan in Plan::candidates(spec).filter(|p| p.algorithm.generator().canonical) {
-            let room = Capacity { edge_slot_elems: 8, stage_slot_elems: 32, align_elems: 1 };
+            let (edge_slot_elems, message_elems, stage_slot_elems) = (8, 8, 32);
+            let room =
+                Capacity { edge_slot_elems, message_elems, stage_slot_elems, align_elems: 1 };
             let geometry = Geometry::new(&plan.layout, count as u64, &room);
             let got = reference::interpret(&plan, geometry, dtype, ReduceOp::Avg, &inputs).unwrap();
             assert!(got.iter().all(|output| *output == expected), "{dtype:?} {plan:?}");

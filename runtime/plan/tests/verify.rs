@@ -202,6 +202,7 @@ proptest! {
         for plan in Plan::candidates(spec).chain(between) {
             let room = Capacity {
                 edge_slot_elems: u64::from(nranks) * 4,
+                message_elems: u64::from(nranks) * 4,
                 stage_slot_elems: u64::from(nranks) * 4,
                 align_elems: 2,
             };

@@ -68,11 +68,14 @@ impl Device {
         }
     }
 
-    /// Returns the bytes of an edge's slot in a communicator of `nranks` ranks.
-    pub fn edge_slot_bytes(self, nranks: u32) -> usize {
-        let bytes = link::edge_slot_bytes(nranks);
-        // On GPUs, edges within a host and between hosts carry messages of the same size.
-        if self.is_host() { bytes } else { bytes.min(cuda::layout::LANE_SLOT_BYTES) }
+    /// Returns the bytes of an edge's slot in a communicator of `nranks` ranks, on one host or on
+    /// several, where edges within a host and between hosts carry messages of the same size.
+    pub fn edge_slot_bytes(self, nranks: u32, one_host: bool) -> usize {
+        match self {
+            Device::Host(_) if !one_host => link::network_slot_bytes(nranks),
+            Device::Host(_) => link::edge_slot_bytes(nranks),
+            Device::Cuda(_) => link::edge_slot_bytes(nranks).min(cuda::layout::LANE_SLOT_BYTES),
+        }
     }
 
     /// Returns the number of the device.
@@ -112,8 +115,8 @@ fn connections(threads: u64, each: u64) -> Option<usize> {
 /// reach each other, each of one rank; `lines` tells whether their links carry lines. Fails for
 /// more ranks than a device can have.
 pub fn usual_topology(is_host: bool, nranks: u32, team: u32, lines: bool) -> Result<Topology> {
-    let edge_slot_bytes = Device::numbered(is_host, 0).edge_slot_bytes(nranks);
     let one_host = team == nranks;
+    let edge_slot_bytes = Device::numbered(is_host, 0).edge_slot_bytes(nranks, one_host);
     if is_host {
         let turns = host::worker::ranks_per_processor(team as usize);
         return Ok(host::topology(nranks, team, one_host, edge_slot_bytes, turns));

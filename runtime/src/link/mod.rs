@@ -12,8 +12,25 @@ pub use lanes::Lanes;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Returns the bytes of an edge's slot in a communicator of `nranks` ranks. Slots shrink with more
-/// ranks, as the number of edges is quadratic in the ranks of a host.
+/// The most bytes of a usual message. Those of large collectives between hosts are larger, as far
+/// as slots have room.
+pub const MESSAGE_BYTES: usize = 64 << 10;
+
+/// The bytes of all slots of a rank whose peers are on hosts of their own.
+const NETWORK_BYTES: usize = 16 << 20;
+
+/// Returns the bytes of an edge's slot in a communicator of `nranks` ranks on several hosts. With
+/// few peers a slot is large: four messages on their way should fill a network of 100 Gbit/s with
+/// round trips of 50 µs (625 KB), or one of 400 Mbit/s with 40 ms (2 MB).
+pub fn network_slot_bytes(nranks: u32) -> usize {
+    const LEAST: usize = 8 << 10;
+    const MOST: usize = 512 << 10;
+    let slots = 2 * EDGE_SLOTS * nranks.saturating_sub(1).max(1) as usize;
+    1 << (NETWORK_BYTES / slots).clamp(LEAST, MOST).ilog2()
+}
+
+/// Returns the bytes of an edge's slot in a communicator of `nranks` ranks on one host. Slots
+/// shrink with more ranks, as the number of edges is quadratic in the ranks of a host.
 pub fn edge_slot_bytes(nranks: u32) -> usize {
     match nranks {
         0..=8 => 64 << 10,
@@ -205,6 +222,22 @@ impl Edge {
         match self {
             Edge::Message(lanes) => lanes.memory_bytes(),
             Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_between_few_hosts_are_large_and_all_of_a_rank_stay_small() {
+        let kib = [2, 5, 6, 9, 17, 33, 256, u32::MAX].map(|n| network_slot_bytes(n) >> 10);
+        assert_eq!(kib, [512, 512, 256, 256, 128, 64, 8, 8]);
+        for nranks in 2..=257 {
+            let slot = network_slot_bytes(nranks);
+            assert!(slot >= edge_slot_bytes(nranks), "{nranks}");
+            assert!(slot * 2 * EDGE_SLOTS * (nranks as usize - 1) <= NETWORK_BYTES, "{nranks}");
         }
     }
 }

@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 /// Bytes of a message's length.
 const HEADER: usize = 4;
+/// The most bytes that are read along with a length: of a usual message of the library, and its
+/// header. What is read beyond a shorter message is copied once more.
+const AHEAD: usize = (64 << 10) + 16;
 
 struct Outgoing {
     header: [u8; HEADER],
@@ -257,7 +260,7 @@ impl<S: Read> TcpReceiver<S> {
         let began = front.received > 0;
         let surplus = &self.surplus[self.used..];
         let read = if surplus.is_empty() {
-            let unknown = if self.ahead { unknown } else { 0 };
+            let unknown = if self.ahead { unknown.min(AHEAD) } else { 0 };
             self.stream.read_vectored(&mut front.places(unknown, known))
         } else {
             let mut surplus = surplus;

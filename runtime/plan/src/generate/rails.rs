@@ -322,7 +322,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel, form: &Form) -> f64 {
     let share = if form.whole { bytes } else { bytes.div_ceil(team) };
     let peers = (team - 1) as f64;
     let part = share.div_ceil(u64::from(layout.parts));
-    let windows = part.div_ceil(model.message_bytes()).max(1) as f64;
+    let windows = part.div_ceil(model.bytes_at_a_time()).max(1) as f64;
     let send = |bytes| near.latency_us + peers * near.send_us(bytes);
     let receive = |bytes| peers * near.receive_us(bytes, false);
     let fold = |bytes| {

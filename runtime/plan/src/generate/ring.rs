@@ -147,7 +147,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
         Collective::ReduceScatter => (n - 1) as f64 * step(bytes, true),
         _ => {
             // The chain fills once; after that each step delivers a window.
-            let window = bytes.min(model.message_bytes());
+            let window = bytes.min(model.bytes_at_a_time());
             let reduces = spec.collective.reduces();
             (n - 2) as f64 * hop(window, reduces) + hop(bytes, reduces)
         }

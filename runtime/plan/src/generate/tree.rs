@@ -148,7 +148,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let children = f64::from((spec.nranks - 1).min(2));
     let level = |bytes: u64, reduces: bool| children * model.hop_us(bytes, reduces);
     let pipelined = |bytes: u64, reduces: bool| {
-        let window = bytes.min(model.message_bytes());
+        let window = bytes.min(model.bytes_at_a_time());
         (depth - 1.0).max(0.0) * level(window, reduces) + level(bytes, reduces)
     };
     match spec.collective {

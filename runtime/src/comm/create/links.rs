@@ -65,7 +65,7 @@ pub(super) fn connect(
         let what = "ncclSetEncryption: connections for data between hosts cannot be encrypted yet";
         return Err(Error::usage(what, "keep all ranks on one host, or encrypt below the library"));
     }
-    let slot_bytes = device.edge_slot_bytes(identity.nranks);
+    let slot_bytes = device.edge_slot_bytes(identity.nranks, false);
     let need = Need {
         comm: identity.comm,
         name: options.net_name.as_deref(),

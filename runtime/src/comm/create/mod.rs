@@ -223,7 +223,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
         Members::meet(rendezvous, (rank, device, options.collnet_enable), &listener, &control)?;
     // At a fixed address communicators follow each other: the salt binds connections to this one.
     let own = id.salted(&members.infos[0].socket);
-    let slot_bytes = device.edge_slot_bytes(nranks);
+    let slot_bytes = device.edge_slot_bytes(nranks, members.is_one_host());
     let (segment, arenas) = memory::share(&members, &own, listener, slot_bytes, rendezvous)?;
     let processes = members.processes();
     let memory = device::reach(device, &processes, &arenas);
@@ -360,7 +360,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
         remote: Vec::new(),
         net_device: None,
         switch: None,
-        edge_slot_bytes: device.edge_slot_bytes(1),
+        edge_slot_bytes: device.edge_slot_bytes(1, true),
         counter_start: 0,
         processes: vec![Process::without_arena()?],
         memory: Vec::new(),

@@ -5,7 +5,7 @@ use super::collective::{Budget, Visit};
 use super::endpoint::{Endpoint, State};
 use super::kernels;
 use crate::error::Result;
-use crate::link::{EDGE_SLOTS, Message, Received};
+use crate::link::{EDGE_SLOTS, MESSAGE_BYTES, Message, Received};
 use crate::op::descriptor::{Descriptor, Label};
 use crate::op::{Transfer, Transfers};
 use crate::rank::agreement::{CurrentOp, unexpected};
@@ -101,10 +101,10 @@ impl Exchange {
         Ok((moved, awaited.or(left)))
     }
 
-    /// Moves messages of the rank to itself, at most as much as the slots of an edge hold at a
-    /// time. Returns the same as [`pass`](Self::pass).
+    /// Moves messages of the rank to itself, at most as much as on a lane at a time. Returns the
+    /// same as [`pass`](Self::pass).
     fn copy_own(&mut self, endpoint: &Endpoint) -> (usize, Option<u32>) {
-        let limit = EDGE_SLOTS * endpoint.edge_slot_bytes;
+        let limit = EDGE_SLOTS * piece_bytes(endpoint);
         let mut moved = 0;
         for (from, to, done) in &mut self.own {
             let bytes = (from.bytes - *done).min(limit - moved);
@@ -123,12 +123,18 @@ impl Exchange {
     }
 }
 
-/// Moves one slot's worth of a transfer. Returns false if the lane is blocked.
+/// Returns the size of the pieces of large transfers: as many are under way as connections take, so
+/// that they need not be larger than usual messages.
+fn piece_bytes(endpoint: &Endpoint) -> usize {
+    endpoint.edge_slot_bytes.min(MESSAGE_BYTES)
+}
+
+/// Moves one piece of a transfer. Returns false if the lane is blocked.
 fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut TransferProgress) -> Result<bool> {
     let TransferProgress { transfer: t, done, over } = moving;
     let next = state.collectives;
     let edge = &mut state.edges[t.peer as usize];
-    let bytes = (t.bytes - *done).min(endpoint.edge_slot_bytes);
+    let bytes = (t.bytes - *done).min(piece_bytes(endpoint));
     let at = t.data.wrapping_add(*done);
     let whole = Descriptor::message(t.dtype, t.bytes as u64);
     if t.send {

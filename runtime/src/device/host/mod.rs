@@ -16,6 +16,7 @@ mod suspicion;
 pub mod task;
 pub mod worker;
 
+use crate::link::MESSAGE_BYTES;
 use crate::link::direct::PACKET_BYTES;
 use collective::MAX_DIRECT_RANKS;
 use oxccl_plan::carrier::Packets;
@@ -59,7 +60,11 @@ pub fn topology(
         scratch: true,
         packets: if direct { Packets::Lines { published_bytes } } else { Packets::Nowhere },
         engine_bytes: u64::MAX,
-        model: CostModel { edge_slot_bytes: edge_slot_bytes as u64, ..model },
+        model: CostModel {
+            edge_slot_bytes: edge_slot_bytes as u64,
+            message_bytes: edge_slot_bytes.min(MESSAGE_BYTES) as u64,
+            ..model
+        },
     }
 }
 

@@ -15,7 +15,9 @@ pub use joining::{Identity, Joining};
 pub(crate) use outgoing::DONE_WITHIN;
 pub use outgoing::Outgoing;
 use oxccl_net::{Connection, Memory, Place, Region};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::alloc::{Layout, handle_alloc_error};
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Instant;
 pub use unconnected::Unconnected;
@@ -214,32 +216,32 @@ struct Slots {
 }
 
 /// Zeroed memory that shares its pages with nothing else: pages that networks register may be kept
-/// from forked children.
+/// from forked children. What is not used of it takes no memory of the machine.
 struct Cells {
     data: *mut u8,
-    layout: Layout,
+    len: usize,
 }
 
-/// The size of a page, or a multiple of it.
+/// The size of a page, or a part of it.
 const PAGE_BYTES: usize = 4096;
 
 impl Cells {
     fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes.next_multiple_of(PAGE_BYTES), PAGE_BYTES);
         let layout = layout.expect("slots are small");
-        // SAFETY: the size is not zero, as slots have headers.
-        let data = unsafe { alloc_zeroed(layout) };
-        if data.is_null() {
-            handle_alloc_error(layout);
-        }
-        Self { data, layout }
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address that the system chooses overlaps no other mapping.
+        let data = unsafe { mmap_anonymous(null_mut(), layout.size(), prot, flags) };
+        let Ok(data) = data else { handle_alloc_error(layout) };
+        Self { data: data.cast(), len: layout.size() }
     }
 }
 
 impl Drop for Cells {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.data, self.layout) };
+        // SAFETY: a mapping of this size, of which nobody has an address any more.
+        let unmapped = unsafe { munmap(self.data.cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 

@@ -38,7 +38,11 @@ pub fn topology(team: u32, edge_bytes: usize) -> Topology {
         scratch: false,
         packets: Packets::Nowhere,
         engine_bytes: u64::MAX,
-        model: CostModel { edge_slot_bytes: edge_bytes as u64, ..CostModel::GPUS_TCP },
+        model: CostModel {
+            edge_slot_bytes: edge_bytes as u64,
+            message_bytes: edge_bytes as u64,
+            ..CostModel::GPUS_TCP
+        },
     }
 }
 
@@ -137,8 +141,13 @@ fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry
     let blocks = u64::from(plan.layout.scratch_blocks * plan.layout.scratch_windows);
     let of_scratch = lane_scratch_bytes(plan.spec.nranks, slot_bytes) / blocks.max(1);
     let message_bytes = (slot_bytes as u64).min(of_scratch / 16 * 16);
-    let edge_slot_elems = message_bytes / call.dtype.size() as u64;
-    let room = Capacity { edge_slot_elems, stage_slot_elems: 0, align_elems: align_elems(call) };
+    let message_elems = message_bytes / call.dtype.size() as u64;
+    let room = Capacity {
+        edge_slot_elems: message_elems,
+        message_elems,
+        stage_slot_elems: 0,
+        align_elems: align_elems(call),
+    };
     Geometry::new(&plan.layout, share, &room)
 }
 
@@ -195,7 +204,7 @@ mod tests {
         let teams = |nranks: u32| (1..nranks).filter(move |team| nranks.is_multiple_of(*team));
         let shapes = [2, 3, 4, 6, 8, 16, 40, 300].into_iter();
         for (nranks, team) in shapes.flat_map(|n| teams(n).map(move |team| (n, team))) {
-            let slot_bytes = Device::Cuda(0).edge_slot_bytes(nranks);
+            let slot_bytes = Device::Cuda(0).edge_slot_bytes(nranks, false);
             for collective in Collective::ALL {
                 let spec = Spec::new(collective, nranks, nranks / 2);
                 let all = |bytes| {

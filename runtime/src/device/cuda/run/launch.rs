@@ -215,7 +215,8 @@ pub fn align_elems(call: &Call) -> u64 {
 fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry {
     let stage_slot_elems = (slot_bytes / call.dtype.size()) as u64;
     let align_elems = align_elems(call);
-    let room = Capacity { edge_slot_elems: 0, stage_slot_elems, align_elems };
+    let (edge_slot_elems, message_elems) = (0, 0);
+    let room = Capacity { edge_slot_elems, message_elems, stage_slot_elems, align_elems };
     let mut geometry = Geometry::new(&plan.layout, share, &room);
     if !plan.layout.uses_slots() {
         geometry.window_elems = share;

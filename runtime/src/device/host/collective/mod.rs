@@ -10,7 +10,7 @@ use super::scale::Scaled;
 use super::worker::crowded;
 use crate::error::{Error, Quick, Result};
 use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
-use crate::link::{Message, Received};
+use crate::link::{MESSAGE_BYTES, Message, Received};
 use crate::op::descriptor::Label;
 use crate::op::{Bound, Call, Programs};
 use crate::rank::agreement::{self, CurrentOp};
@@ -73,6 +73,7 @@ pub fn capacity(edge_slot_bytes: usize, dtype: DataType) -> Capacity {
     let shift = dtype.size().trailing_zeros();
     Capacity {
         edge_slot_elems: edge_slot_bytes as u64 >> shift,
+        message_elems: edge_slot_bytes.min(MESSAGE_BYTES) as u64 >> shift,
         stage_slot_elems: STAGE_SLOT_BYTES as u64 >> shift,
         align_elems: ALIGN_BYTES >> shift,
     }
