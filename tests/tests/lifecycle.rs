@@ -244,6 +244,28 @@ fn two_variables_say_how_many_connections_two_hosts_have_for_data() {
 }
 
 #[test]
+fn a_small_message_between_hosts_takes_one_receive() {
+    const CALLS: u64 = 1000;
+    let job = Job::start(Path::new(RANK), 2, Duration::from_secs(60), |rank, command| {
+        command.args(["receives", &CALLS.to_string()]);
+        command.env("NCCL_HOSTID", rank.to_string()).env("NCCL_SOCKET_IFNAME", "lo");
+    });
+    for (rank, ended) in job.wait().iter().enumerate() {
+        assert_eq!(ended.status, Some(0), "rank {rank}: {}", ended.output);
+        let words: Vec<&str> = ended.output.split_whitespace().collect();
+        let &["messages", messages, "receives", receives] = &words[..] else {
+            panic!("rank {rank}: {}", ended.output)
+        };
+        let [messages, receives] =
+            [messages, receives].map(|n| n.parse::<u64>().expect("a number"));
+        // In each call the ranks exchange one message. The next one may have come along with it, as
+        // the other rank may be ahead by a call, but by no more.
+        assert_eq!(messages, CALLS, "rank {rank}");
+        assert!(receives <= messages && 2 * receives >= messages, "rank {rank}: {receives}");
+    }
+}
+
+#[test]
 fn options_drawn_at_random_per_rank_make_a_working_communicator() {
     // What a rank asks for is its own affair, or is made equal when the ranks meet.
     const RANGES: [(&str, u64, u64); 12] = [

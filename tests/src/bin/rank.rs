@@ -9,8 +9,8 @@
 //! rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is
 //! stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end, `attended` to all-reduce until
 //! the input of rank 0 ends, `fork` to leave a child behind, `variables` to print the values of all
-//! variables, `fastest BYTES CALLS` to print the least time of so many all-reduces, or `loop BYTES`
-//! to all-reduce until something fails.
+//! variables, `fastest BYTES CALLS` to print the least time of so many all-reduces, `receives CALLS`
+//! to count their system calls, or `loop BYTES` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::encryption::{self, Key};
@@ -414,6 +414,24 @@ fn forever(comm: &Arc<Communicator>, bytes: usize) -> Result<()> {
     Ok(())
 }
 
+/// All-reduces so many times between hosts, and prints how many messages came, and by how many
+/// receives.
+fn count_receives(calls: u32) -> Result<()> {
+    let comm = join()?;
+    let counted = || {
+        let state = endpoint(&comm).state();
+        let messages: u64 = state.edges.iter().map(|edge| edge.messages().1).sum();
+        (messages, oxccl_net::tcp::receives())
+    };
+    // The first one connects the ranks.
+    reduce(&comm)?;
+    let before = counted();
+    (0..calls).try_for_each(|_| reduce(&comm))?;
+    let after = counted();
+    println!("messages {} receives {}", after.0 - before.0, after.1 - before.1);
+    comm.destroy()
+}
+
 /// All-reduces until the input of rank 0 ends. Prints `running` after the first operation.
 fn attended() -> Result<()> {
     let (comm, stream) = (join()?, Stream::new());
@@ -511,6 +529,7 @@ fn main() {
         Some("fork") => leave_a_child(),
         Some("attended") => attended(),
         Some("variables") => variables(),
+        Some("receives") => count_receives(arguments[1].parse().expect("a number")),
         Some("loop") => {
             let bytes = arguments[1].parse().expect("a number");
             join().and_then(|comm| forever(&comm, bytes))

@@ -16,6 +16,8 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Instant;
 pub use stream::TcpReceiver;
+#[cfg(feature = "testing")]
+pub use stream::receives;
 use stream::{TcpSender, TcpSocket};
 
 /// The advice of errors of sockets.
@@ -261,7 +263,7 @@ impl Connecting for TcpConnecting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Head, Region};
+    use crate::{Divided, Head, Region};
     use std::time::Duration;
 
     fn pair(ahead: bool) -> (Box<dyn Sender>, Box<dyn Receiver>) {
@@ -546,6 +548,85 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A stream that has what was put in at once, and counts the reads that bring something.
+    #[derive(Clone, Default)]
+    struct Counted(std::sync::Arc<std::sync::Mutex<(Vec<u8>, usize)>>);
+
+    impl Counted {
+        /// Puts a message in.
+        fn put(&self, message: &[u8]) {
+            let bytes = &mut self.0.lock().unwrap().0;
+            bytes.extend((message.len() as u32).to_le_bytes());
+            bytes.extend(message);
+        }
+
+        /// Returns the number of reads since the last time.
+        fn reads(&self) -> usize {
+            std::mem::take(&mut self.0.lock().unwrap().1)
+        }
+    }
+
+    impl std::io::Read for Counted {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            self.read_vectored(&mut [std::io::IoSliceMut::new(into)])
+        }
+
+        fn read_vectored(
+            &mut self,
+            into: &mut [std::io::IoSliceMut<'_>],
+        ) -> std::io::Result<usize> {
+            let (bytes, reads) = &mut *self.0.lock().unwrap();
+            if bytes.is_empty() {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            *reads += 1;
+            let mut came = 0;
+            for part in into {
+                let len = part.len().min(bytes.len());
+                part[..len].copy_from_slice(&bytes[..len]);
+                bytes.drain(..len);
+                came += len;
+            }
+            Ok(came)
+        }
+    }
+
+    #[test]
+    fn a_message_takes_one_receive_and_several_that_have_come_may_share_one() {
+        const ROOM: usize = 512 << 10;
+        let stream = Counted::default();
+        let mut receiver = TcpReceiver::new(stream.clone(), true);
+        let mut rooms = vec![vec![0u8; ROOM]; MAX];
+        let mut offer = |receiver: &mut TcpReceiver<Counted>, number: usize| {
+            let room = rooms[number].as_mut_ptr();
+            // SAFETY: the rooms outlive the receiver's use of them.
+            let request = unsafe { receiver.irecv(room, ROOM, 0, Region::default()) };
+            request.unwrap().unwrap()
+        };
+        for len in [0, 1, 16, 4096, (64 << 10) + 16] {
+            let request = offer(&mut receiver, 0);
+            assert_eq!(receiver.test(request).unwrap(), None);
+            stream.put(&bytes(3, len));
+            assert_eq!((receiver.test(request).unwrap(), stream.reads()), (Some(len), 1));
+        }
+        let requests: Vec<_> = (0..MAX).map(|number| offer(&mut receiver, number)).collect();
+        (0..MAX).for_each(|number| stream.put(&bytes(number as u8, 100)));
+        assert!(requests.iter().all(|request| receiver.test(*request).unwrap() == Some(100)));
+        assert_eq!(stream.reads(), 1);
+        // In two places: the rest of one is read with the head of the next.
+        const HEAD: usize = 16;
+        let requests: Vec<_> = (0..MAX).map(|number| offer(&mut receiver, number)).collect();
+        (0..MAX).for_each(|number| stream.put(&bytes(number as u8, ROOM)));
+        let mut rest = vec![0; ROOM - HEAD];
+        for (number, request) in (0u8..).zip(requests) {
+            assert_eq!(receiver.test_head(request, HEAD).unwrap(), Head::Begun(ROOM));
+            // SAFETY: as long as what follows the head.
+            assert!(unsafe { receiver.test_rest(request, rest.as_mut_ptr()) }.unwrap());
+            assert!(rest == bytes(number, ROOM)[HEAD..]);
+        }
+        assert_eq!(stream.reads(), 1 + MAX);
     }
 
     #[test]
