@@ -203,7 +203,7 @@ unsafe fn get_all_parameter_keys(
 
 fn dump_all() -> Result<()> {
     fork::check()?;
-    for (_, Setting { variable, value, origin }) in shown() {
+    for (_, Setting { variable, value, origin, .. }) in shown() {
         let kind = variable.kind.name();
         let source = match origin {
             Origin::Default => "default".to_owned(),

@@ -232,6 +232,11 @@ impl Options {
         self
     }
 
+    /// Returns why values of variables are ignored that could be read, a text `NAME=…` for each.
+    pub fn ignored(config: &Config) -> Vec<String> {
+        Self::default().override_by(&|name| config.given(name))
+    }
+
     fn override_by(&mut self, lookup: &impl Fn(&str) -> Option<String>) -> Vec<String> {
         let mut warnings = Vec::new();
         for field in FIELDS.iter().filter(|f| !f.variable.is_empty()) {

@@ -101,6 +101,8 @@ pub struct Setting {
     pub value: Value,
     /// The origin of the value.
     pub origin: Origin,
+    /// The reason why a value that was given is not the one in effect; `None` if none was refused.
+    pub refused: Option<String>,
 }
 
 /// The findings of reading the variables.
@@ -122,7 +124,7 @@ impl Report {
     /// Returns a line of text for each variable that was given.
     pub fn given(&self) -> impl Iterator<Item = String> {
         let given = self.settings.iter().filter(|s| s.origin != Origin::Default);
-        given.map(|Setting { variable, value, origin }| match variable.status {
+        given.map(|Setting { variable, value, origin, .. }| match variable.status {
             Status::Honoured | Status::Plugins => {
                 format!("{}={value} ({origin})", variable.name)
             }
@@ -157,15 +159,17 @@ fn unreadable(name: &str, text: &str, origin: &Origin, expected: &str) -> Error 
 fn read<T: Parse>(row: &'static Variable, lookup: &Lookup<'_>, report: &mut Report) -> T {
     let Variable { name, default, .. } = *row;
     let blank = |text: &str| T::KIND != Kind::Text && text.trim().is_empty();
-    let mut take = |value: T, text: &str, origin| {
-        report.settings.push(Setting { variable: row, value: value.value(text), origin });
+    let mut take = |value: T, text: &str, origin, refused| {
+        report.settings.push(Setting { variable: row, value: value.value(text), origin, refused });
         value
     };
+    let mut refused = None;
     if let Some((text, origin)) = lookup(name).filter(|(text, _)| !blank(text)) {
         match T::parse(&text) {
-            Some(value) => return take(value, &text, origin),
+            Some(value) => return take(value, &text, origin, None),
             None => {
                 let error = unreadable(name, &text, &origin, T::EXPECTED);
+                refused = Some(error.to_string());
                 if row.is_own() {
                     report.unreadable.push(error);
                 } else {
@@ -176,12 +180,7 @@ fn read<T: Parse>(row: &'static Variable, lookup: &Lookup<'_>, report: &mut Repo
         }
     }
     let value = T::parse(default).expect("the default of a variable parses");
-    report.settings.push(Setting {
-        variable: row,
-        value: value.value(default),
-        origin: Origin::Default,
-    });
-    value
+    take(value, default, Origin::Default, refused)
 }
 
 impl Config {
@@ -350,6 +349,10 @@ mod tests {
              seconds",
         ];
         assert_eq!(unreadable, errors);
+        let refused = |name| config.setting(name).and_then(|(_, s)| s.refused.as_deref());
+        assert_eq!(refused("OXCCL_INSECURE"), Some(errors[0]));
+        assert_eq!(refused("NCCL_MIN_CTAS"), warnings[0].strip_suffix("; using no value"));
+        assert_eq!((refused("OXCCL_TIMEOUT"), refused("NCCL_NET")), (None, None));
         assert!(config.report.unreadable.iter().all(|e| e.code() == Code::InvalidArgument));
         let given: Vec<String> = config.report.given().collect();
         assert_eq!(given.len(), 5);

@@ -80,6 +80,8 @@ pub(super) struct Sources {
     files: Vec<(Arc<str>, file::Parsed)>,
     warnings: Vec<String>,
     unreadable: Vec<Error>,
+    /// The names of variables whose values were refused before they were read, and the reasons.
+    refused: Vec<(String, String)>,
     /// The plugin that answers for all variables, if there is one.
     plugin: Option<&'static EnvPlugin>,
 }
@@ -113,16 +115,16 @@ impl Sources {
             let name = name.to_string_lossy().into_owned();
             match value.into_string() {
                 _ if !admitted(&name, secure) => {
-                    let why = "is ignored: this program has more rights than its caller";
-                    sources.warnings.push(format!("{name} {why}"));
+                    sources.ignore(name, "this program has more rights than its caller");
                 }
                 Ok(value) => drop(sources.environment.insert(name, value)),
                 Err(value) if variables().any(|v| v.is_own() && v.name == name) => {
                     let text = value.to_string_lossy();
                     let error = unreadable(&name, &text, &Origin::Environment, "text in UTF-8");
+                    sources.refused.push((name, error.to_string()));
                     sources.unreadable.push(error);
                 }
-                Err(_) => sources.warnings.push(format!("{name} is ignored: it is not UTF-8")),
+                Err(_) => sources.ignore(name, "it is not UTF-8"),
             }
         }
         match sources.environment.get("NCCL_CONF_FILE").filter(|path| !path.is_empty()) {
@@ -131,6 +133,13 @@ impl Sources {
         }
         sources.add(system, false);
         sources
+    }
+
+    /// Leaves out a variable of the environment, with a warning.
+    fn ignore(&mut self, name: String, why: &str) {
+        let text = format!("{name} is ignored: {why}");
+        self.warnings.push(text.clone());
+        self.refused.push((name, text));
     }
 
     /// Adds a file. The file may be missing, unless the user asked for it.
@@ -199,6 +208,12 @@ impl Sources {
             None => format!("{name} ({origin}) is no variable that this library knows"),
         });
         config.report.warnings.extend(unknown);
+        for (name, why) in self.refused.drain(..) {
+            let mut settings = config.report.settings.iter_mut();
+            if let Some(setting) = settings.find(|setting| setting.variable.name == name) {
+                setting.refused = Some(why);
+            }
+        }
         config.report.of_files = self.of_files();
         config.report.warnings.append(&mut self.warnings);
         config.report.warnings.append(&mut env::take_lines(true));
@@ -319,6 +334,8 @@ mod tests {
         let place =
             "OXCCL_RENDEZVOUS=\u{fffd} (environment) cannot be read; expected text in UTF-8";
         assert_eq!(unreadable, [place]);
+        let refused = report.settings.iter().filter_map(|setting| setting.refused.as_deref());
+        assert_eq!(refused.collect::<Vec<_>>(), [expected[2], place]);
     }
 
     #[test]
@@ -343,5 +360,7 @@ mod tests {
         let given: Vec<String> = privileged.report.given().collect();
         assert_eq!(given, ["NCCL_DEBUG=INFO (environment)"]);
         assert_eq!(privileged.report.warnings.len(), 5);
+        let refused = privileged.report.settings.iter().filter(|s| s.refused.is_some()).count();
+        assert_eq!(refused, 5);
     }
 }

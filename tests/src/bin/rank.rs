@@ -479,7 +479,7 @@ fn leave_a_child() -> Result<()> {
 /// Prints the values of all variables and where they come from, and the warnings.
 fn variables() -> Result<()> {
     let report = &Config::get().report;
-    for Setting { variable, value, origin } in &report.settings {
+    for Setting { variable, value, origin, .. } in &report.settings {
         println!("{}={value} ({origin})", variable.name);
     }
     report.warnings.iter().for_each(|warning| println!("{warning}"));

@@ -25,7 +25,7 @@ Exit code: 0, or 2 if a variable has a value with which no communicator is made.
 pub(crate) struct Options {
     /// Only variables with these texts in their names, in capitals or not.
     text: Vec<String>,
-    /// Only variables that are given a value.
+    /// Only variables that are given a value, also one that is refused.
     #[arg(long)]
     changed: bool,
     /// Print a JSON object for each variable, a line each.
@@ -34,11 +34,25 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    fn want(&self, Setting { variable, origin, .. }: &Setting) -> bool {
+    fn want(&self, Setting { variable, origin, refused, .. }: &Setting) -> bool {
         let has = |text: &String| variable.name.contains(&text.to_ascii_uppercase());
         let named = self.text.is_empty() || self.text.iter().any(has);
-        named && !(self.changed && *origin == Origin::Default)
+        named && !(self.changed && *origin == Origin::Default && refused.is_none())
     }
+}
+
+/// Returns all settings, with the reasons also why values that could be read are refused.
+fn settings(config: &Config) -> Vec<Setting> {
+    let mut settings = config.report.settings.clone();
+    // Names of algorithms are read, but not every one serves.
+    let algorithm = comm::policy_of(config).err().map(|error| error.to_string());
+    for text in comm::Options::ignored(config).into_iter().chain(algorithm) {
+        let is_of = |s: &&mut Setting| text.split('=').next() == Some(s.variable.name);
+        if let Some(setting) = settings.iter_mut().find(is_of) {
+            setting.refused = Some(text);
+        }
+    }
+    settings
 }
 
 /// A variable in JSON.
@@ -54,10 +68,12 @@ struct Row<'a> {
     meaning: &'a str,
     /// The reason why the variable has no effect; null if it has one.
     without_effect: Option<&'a str>,
+    /// The reason why a value that was given is not in effect; null if none was refused.
+    refused: Option<&'a str>,
 }
 
 fn json(config: &Config, options: &Options) -> String {
-    let row = |Setting { variable, value, origin }: &Setting| {
+    let row = |Setting { variable, value, origin, refused }: &Setting| {
         let without_effect = match variable.status {
             Status::Accepted(why) => Some(why),
             Status::Honoured | Status::Plugins => None,
@@ -70,10 +86,11 @@ fn json(config: &Config, options: &Options) -> String {
             section: variable.section,
             meaning: variable.doc,
             without_effect,
+            refused: refused.as_deref(),
         };
         serde_json::to_string(&row).map_or_else(|e| e.to_string(), |line| line + "\n")
     };
-    config.report.settings.iter().filter(|s| options.want(s)).map(row).collect()
+    settings(config).iter().filter(|s| options.want(s)).map(row).collect()
 }
 
 fn named(origin: &Origin) -> String {
@@ -104,7 +121,7 @@ fn wrapped(words: &str, indent: usize) -> String {
 }
 
 /// Returns `NAME = value (origin)`.
-fn line(Setting { variable, value, origin }: &Setting) -> String {
+fn line(Setting { variable, value, origin, .. }: &Setting) -> String {
     let shown = match value {
         Value::Unset => "unset".to_owned(),
         Value::Text(text) => format!("{text:?}"),
@@ -118,6 +135,17 @@ fn line(Setting { variable, value, origin }: &Setting) -> String {
     format!("{} = {shown} ({source})", variable.name)
 }
 
+/// Returns the reason for which a value was refused, in lines of its own; empty if none was.
+fn refusal(setting: &Setting) -> String {
+    let text = |why: &String| wrapped(&format!("Refused: {why}"), 4);
+    setting.refused.as_ref().map(text).unwrap_or_default()
+}
+
+/// Returns a variable with an effect as text: its value, why another one was refused, its meaning.
+fn entry(setting: &Setting) -> String {
+    format!("{}{}{}\n", line(setting), refusal(setting), wrapped(setting.variable.doc, 4))
+}
+
 /// Returns the text to print: the variables with an effect and their meaning, then the others and
 /// the reason why they have none.
 fn listing(config: &Config, options: &Options) -> String {
@@ -128,19 +156,20 @@ fn listing(config: &Config, options: &Options) -> String {
         let is_new = std::mem::replace(&mut section, of) != of;
         if is_new { format!("{gap}# {of}\n") } else { String::new() }
     };
-    let settings = || config.report.settings.iter().filter(|s| options.want(s));
+    let all = settings(config);
+    let settings = || all.iter().filter(|s| options.want(s));
     for setting in settings().filter(|s| s.variable.status == Status::Honoured) {
         text += &head(setting.variable.section);
-        text += &format!("{}{}\n", line(setting), wrapped(setting.variable.doc, 4));
+        text += &entry(setting);
     }
     for setting in settings().filter(|s| s.variable.status == Status::Plugins) {
         text += &head("Read by network plugins, from the environment");
-        text += &format!("{}{}\n", line(setting), wrapped(setting.variable.doc, 4));
+        text += &entry(setting);
     }
     for setting in settings() {
         if let Status::Accepted(why) = setting.variable.status {
             text += &head("Accepted without effect; docs/environment.md says what NCCL does");
-            text += &format!("{}: {why}\n", line(setting));
+            text += &format!("{}: {why}{}\n", line(setting), refusal(setting));
         }
     }
     if text.is_empty() {
@@ -202,5 +231,35 @@ mod tests {
         assert_eq!(row["origin"], "environment");
         let all = json(&config, &Options::default());
         assert_eq!(all.lines().count(), config.report.settings.len());
+    }
+
+    #[test]
+    fn values_that_are_refused_are_listed_with_the_reason() {
+        let config = Config::from_lookup(|name| match name {
+            "OXCCL_TIMEOUT" => Some("soon".to_owned()),
+            "OXCCL_ALGORITHM" => Some("no_such".to_owned()),
+            "NCCL_MAX_CTAS" => Some("0".to_owned()),
+            "NCCL_BUFFSIZE" => Some("much".to_owned()),
+            _ => None,
+        });
+        let changed = Options { changed: true, ..Options::default() };
+        let text = listing(&config, &changed);
+        for line in [
+            "OXCCL_TIMEOUT = 0s (default)\n    Refused: OXCCL_TIMEOUT=soon (environment) cannot be",
+            "OXCCL_ALGORITHM = \"no_such\" (environment)\n    Refused: OXCCL_ALGORITHM=no_such",
+            "NCCL_MAX_CTAS = 0 (environment)\n    Refused: NCCL_MAX_CTAS=0 is ignored: maxCTAs",
+            "NCCL_BUFFSIZE = 4194304 (default): ",
+            "\n    Refused: NCCL_BUFFSIZE=much (environment) cannot be read; expected a number",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        let lines = json(&config, &changed);
+        let rows: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+        assert_eq!(rows.len(), 4, "{lines}");
+        for row in rows {
+            let (name, why) = (row["name"].as_str(), row["refused"].as_str());
+            assert!(why.is_some_and(|why| why.starts_with(name.expect("a text"))), "{row}");
+        }
     }
 }

@@ -113,6 +113,7 @@ fn plans_are_explained_and_variables_listed() {
     assert!(lines[1].contains(" us for any size + ") && lines[2].contains("reads "), "{out}");
     let Ended { code, out, .. } = oxccl(&[], &["env"]);
     assert!(code == Some(0) && out.contains("NCCL_SOCKET_IFNAME"), "{out}");
-    let Ended { code, err, .. } = oxccl(&[("OXCCL_DEVICE", "gpu")], &["env", "--changed"]);
+    let Ended { code, out, err } = oxccl(&[("OXCCL_DEVICE", "gpu")], &["env", "--changed"]);
     assert!(code == Some(2) && err.contains("OXCCL_DEVICE=gpu"), "{err}");
+    assert!(out.contains("    Refused: OXCCL_DEVICE=gpu (environment) cannot be read"), "{out}");
 }

@@ -32,8 +32,8 @@ Durations are written with a unit, as `500ms`, `2s` or `1.5m` (ns, us, ms, s, m,
 without one is seconds; for `OXCCL_TIMEOUT` it was milliseconds before. The functions `ncclParam*`
 give them as nanoseconds, as C functions take them.
 
-`oxccl env` prints the values in effect and where they come from; in a program, `NCCL_DEBUG=INFO`
-logs those that were given, and the functions `ncclParam*` read them.
+`oxccl env` prints the values in effect, where they come from, and why others were refused; in a
+program, `NCCL_DEBUG=INFO` logs those that were given, and the functions `ncclParam*` read them.
 
 Log lines read `host:pid:tid [device] OXCCL INFO text`, or `[device, rank 3]` where a rank is known.
 They go to standard error, which differs from NCCL's standard output.
