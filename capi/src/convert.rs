@@ -2,6 +2,7 @@
 
 use crate::nccl::types::ncclDataType_t;
 use oxccl_plan::DataType;
+use oxccl_plan::words::counted;
 use oxccl_runtime::device;
 use oxccl_runtime::error::{Error, Result};
 use std::ffi::c_void;
@@ -63,13 +64,14 @@ fn short(
     function: &'static str,
     argument: &'static str,
 ) -> Error {
+    let size = |bytes: usize| counted(bytes, "byte", "bytes");
     if ptr.is_null() {
-        return Error::argument(function, argument, "null", format!("a buffer of {bytes} bytes"));
+        return Error::argument(function, argument, "null", format!("a buffer of {}", size(bytes)));
     }
-    let got = format!("{ptr:?}, of which the call touches {bytes} bytes");
+    let got = format!("{ptr:?}, of which the call touches {}", size(bytes));
     let expected = match left {
         0 => "an address within memory from ncclMemAlloc that is not freed".to_owned(),
-        left => format!("at most the {left} bytes from there to the end of its allocation"),
+        left => format!("at most the {} from there to the end of its allocation", size(left)),
     };
     Error::argument(function, argument, got, expected)
 }

@@ -43,7 +43,7 @@ fn values_in(file: &Path, host: &str) -> Result<(Values, String), String> {
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
     let text = std::fs::read_to_string(file).map_err(|e| named(&e))?;
     let values = table::read(&text, host).map_err(|e| named(&e))?;
-    let line = format!("{}: {} variables for {host}", file.display(), values.len());
+    let line = format!("{}: variables for {host}: {}", file.display(), values.len());
     Ok((values, line))
 }
 

@@ -5,6 +5,7 @@ use crate::cost::CostModel;
 use crate::ir::{Buffer, Capacity, Destination, Geometry, Op, Slice};
 use crate::lines::is_chain;
 use crate::select::{self, Candidate, Memory, Policy, Topology, candidates, choose};
+use crate::words::counted;
 use crate::{Plan, Spec};
 use std::fmt::Write;
 
@@ -12,9 +13,10 @@ use std::fmt::Write;
 /// is chosen.
 pub fn table(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
     let mut text = format!(
-        "{} of {bytes} bytes per block on {} ranks, {}\n",
+        "{} of {} per block on {}, {}\n",
         spec.collective.name(),
-        spec.nranks,
+        counted(bytes, "byte", "bytes"),
+        counted(spec.nranks, "rank", "ranks"),
         between(topology)
     );
     let Some(choice) = choose(spec, bytes, topology, policy) else {
@@ -76,8 +78,13 @@ pub fn messages(
     let cost_us = topology.model.for_buffer(2 * bytes).messages_us(ends, own);
     let (between, carrier) = (between(topology), carrier.name());
     let cut = if count > 1 { format!(" in {count} messages") } else { String::new() };
+    let bytes = counted(bytes, "byte", "bytes");
+    let from = match nranks {
+        1 => "a rank to itself".to_owned(),
+        _ => format!("each of {nranks} ranks"),
+    };
     format!(
-        "{name} of {bytes} bytes{cut} from each of {nranks} ranks, {between}\n \
+        "{name} of {bytes}{cut} from {from}, {between}\n \
          no plan: each rank's own calls say what goes where\n  {:<16} {carrier:<12} \
          {cost_us:>12.2} us\n",
         "messages"
@@ -250,8 +257,8 @@ impl Work {
 
     fn text(&self) -> String {
         let times = |verb: &str, what: &str, (times, bytes): (u32, u64)| {
-            let many = if times == 1 { "" } else { "s" };
-            (times > 0).then(|| format!("{verb} {} in {times} {what}{many}", size_text(bytes)))
+            let pieces = || counted(times, what, &format!("{what}s"));
+            (times > 0).then(|| format!("{verb} {} in {}", size_text(bytes), pieces()))
         };
         let some =
             |verb: &str, bytes: u64| (bytes > 0).then(|| format!("{verb} {}", size_text(bytes)));

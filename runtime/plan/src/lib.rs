@@ -26,6 +26,7 @@ pub mod selection;
 pub mod simulate;
 pub mod spec;
 pub mod verify;
+pub mod words;
 
 pub use carrier::Carrier;
 pub use dtype::{DataType, ReduceOp};

@@ -184,7 +184,7 @@ impl Machine {
         // From now on the rank hears of failures, even if it is at fault itself.
         let before = self.members.insert(rank, address.to_owned());
         if n > MAX_RANKS || rank >= n {
-            return self.blame(rank, &format!("(at {address}) says that there are {n} ranks"));
+            return self.blame(rank, &format!("(at {address}) says that nranks is {n}"));
         }
         if let Some(known) = self.nranks
             && known != n

@@ -24,6 +24,7 @@ use oxccl_plan::lines;
 use oxccl_plan::nccl;
 use oxccl_plan::select::{Candidates, Choice, Policy, Topology};
 use oxccl_plan::selection::Selection;
+use oxccl_plan::words::counted;
 use oxccl_plan::{ReduceOp, Spec, explain};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -356,9 +357,10 @@ impl Communicator {
             if options.forced {
                 let serve = of(None).map_or_else(Vec::new, |all| all.names());
                 let what = format!(
-                    "no algorithm that the call selects serves {} of {bytes} bytes per block \
-                     here; these do: {}",
+                    "no algorithm that the call selects serves {} of {} per block here; these \
+                     do: {}",
                     spec.collective.name(),
+                    counted(bytes, "byte", "bytes"),
                     serve.join(", ")
                 );
                 return Err(Error::usage(what, UNSERVED));
@@ -395,7 +397,8 @@ impl Communicator {
         }
         let choice = candidates.choose(&topology);
         if log::enabled(Level::Info, Subsystem::Tuning) {
-            let text = format!("{} of {bytes} bytes per block: {choice}", spec.collective.name());
+            let (name, size) = (spec.collective.name(), counted(bytes, "byte", "bytes"));
+            let text = format!("{name} of {size} per block: {choice}");
             log::line_of(Some(self.rank()), Level::Info, Subsystem::Tuning, &text);
         }
         Ok(choice)

@@ -1,5 +1,6 @@
 //! Configuration files: lines `NAME=VALUE`, empty lines, and comments that begin with `#`.
 
+use oxccl_plan::words::counted;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -56,7 +57,8 @@ pub fn parse(bytes: &[u8]) -> Parsed {
         if bad <= COMPLAINTS {
             parsed.complaints.push((line, why));
         } else if let Some(last) = parsed.complaints.last_mut() {
-            *last = (line, format!("{why}; {} more lines are bad", bad - COMPLAINTS));
+            let more = counted(bad - COMPLAINTS, "more line is bad", "more lines are bad");
+            *last = (line, format!("{why}; {more}"));
         }
     }
     parsed

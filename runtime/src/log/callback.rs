@@ -2,6 +2,7 @@
 //! locks of the library or be one on which others wait, and the function may call the library.
 
 use super::Level;
+use oxccl_plan::words::counted;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -105,7 +106,8 @@ impl Post {
             return true;
         }
         if mailbox.lost > 0 {
-            let text = format!("{} lines were lost: the log callback is too slow", mailbox.lost);
+            let lost = counted(mailbox.lost, "line was lost", "lines were lost");
+            let text = format!("{lost}: the log callback is too slow");
             mailbox.lost = 0;
             mailbox.put(Line { to: to.clone(), level: Level::Warn as i32, text });
         }

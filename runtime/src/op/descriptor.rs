@@ -3,6 +3,7 @@
 
 use super::options::{AGREED_BITS, CallOptions};
 use oxccl_plan::generate::GENERATORS;
+use oxccl_plan::words::counted;
 use oxccl_plan::{Algorithm, Collective, DataType, ReduceOp, Spec};
 use std::fmt;
 
@@ -237,10 +238,11 @@ impl fmt::Display for Descriptor {
         if self.is_message() {
             let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize);
             let name = dtype.map_or("an unknown type", |d| d.name());
-            return write!(f, "send/recv of {} bytes of {name}", self.count);
+            let size = counted(self.count, "byte", "bytes");
+            return write!(f, "send/recv of {size} of {name}");
         }
         if self.what == SIGNALS {
-            return write!(f, "wait_signal for {} signals", self.count);
+            return write!(f, "wait_signal for {}", counted(self.count, "signal", "signals"));
         }
         let collective = Collective::ALL.iter().find(|c| **c as u32 == self.what & 15);
         let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize);
@@ -332,6 +334,8 @@ mod tests {
             assert_eq!(message.to_string(), format!("send/recv of 5 bytes of {}", dtype.name()));
             assert_eq!(Descriptor::of_message(message.tag(), 5), Some(message));
         }
+        let one = Descriptor::message(DataType::Int8, 1);
+        assert_eq!(one.to_string(), "send/recv of 1 byte of int8");
         assert!(seen.keys().all(|&tag| Descriptor::of_message(tag, 5).is_none()));
         let spec = Spec::new(Collective::AllReduce, 8, 0);
         let plain = Descriptor::collective(&spec, DataType::Int8, ReduceOp::Sum, false, 5);

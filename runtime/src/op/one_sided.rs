@@ -2,6 +2,7 @@
 
 use super::Address;
 use crate::error::Error;
+use oxccl_plan::words::counted;
 
 /// The bytes of a put into a peer's window.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +58,10 @@ impl OneSided {
 /// Returns the error of a put of so many bytes at an offset that exceeds the peer's window.
 pub(crate) fn beyond(rank: u32, (bytes, offset): (u64, u64), (peer, len): (u32, u64)) -> Error {
     let what = format!(
-        "rank {rank} puts {bytes} bytes at offset {offset} into the window of rank {peer}, of which \
-         it reaches {len} bytes"
+        "rank {rank} puts {} at offset {offset} into the window of rank {peer}, of which it \
+         reaches {}",
+        counted(bytes, "byte", "bytes"),
+        counted(len, "byte", "bytes")
     );
     Error::usage(what, "register windows of equal size on all ranks, in memory from ncclMemAlloc")
 }

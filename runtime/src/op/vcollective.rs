@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::op::{Call, Transfer};
+use oxccl_plan::words::counted;
 use oxccl_plan::{Collective, DataType, Spec};
 
 /// The part of a buffer that belongs to one rank, in bytes.
@@ -35,7 +36,8 @@ pub fn parts(
             _ => in_bytes(function, displs.0, rank, displ, size)?,
         };
         if offset.checked_add(bytes).is_none_or(|end| end > isize::MAX as usize) {
-            let got = format!("{displ} for rank {rank}, with {count} elements from there");
+            let elements = counted(count, "element", "elements");
+            let got = format!("{displ} for rank {rank}, with {elements} from there");
             return Err(too_large(function, displs.0, got));
         }
         Ok(Part { offset, bytes })
@@ -86,8 +88,9 @@ pub fn transfers(
 ) -> Result<Vec<Transfer>> {
     let kept = (send.1[rank as usize].bytes, recv.1[rank as usize].bytes);
     if kept.0 != kept.1 {
-        let got = format!("{} bytes for rank {rank} itself", kept.1);
-        let expected = format!("{} bytes, what it sends to itself", kept.0);
+        let size = |bytes: usize| counted(bytes, "byte", "bytes");
+        let got = format!("{} for rank {rank} itself", size(kept.1));
+        let expected = format!("{}, what it sends to itself", size(kept.0));
         return Err(Error::argument(function, "its receive count", got, expected));
     }
     let direction = |base: *mut u8, parts, send| {

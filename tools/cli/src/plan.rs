@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::perf::options::{Kind, size};
 use oxccl_plan::select::{self, Policy, Topology};
+use oxccl_plan::words::counted;
 use oxccl_plan::{Spec, explain, lines};
 use oxccl_runtime::config::Config;
 use oxccl_runtime::{comm, device};
@@ -81,8 +82,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let team = options.ranks / options.hosts.max(1);
     if team * options.hosts != options.ranks {
         let text = format!(
-            "--hosts: {} ranks on {} hosts; expected equally many on each",
-            options.ranks, options.hosts
+            "--hosts: {} on {}; expected equally many on each",
+            counted(options.ranks, "rank", "ranks"),
+            counted(options.hosts, "host", "hosts")
         );
         return Err(Error::Options(text));
     }

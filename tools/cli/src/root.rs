@@ -139,11 +139,6 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// Returns `one` or `many` behind a number.
-pub(crate) fn counted(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -308,7 +308,7 @@ fn partners_send_to_each_other_and_many_messages_go_to_the_next_rank() {
         check_table(&out, 2);
     }
     let (ok, _, err) = oxccl(&["perf", "sendrecv_pairs", "-g", "3"]);
-    let told = "sendrecv_pairs: there are 3 ranks; expected an even number";
+    let told = "sendrecv_pairs on 3 ranks; expected an even number";
     assert!(!ok && err.contains(told), "{err}");
 }
 

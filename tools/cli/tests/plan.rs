@@ -33,6 +33,11 @@ fn plans_of_all_collectives_are_shown_and_the_way_of_messages() {
         let head = format!("{kind} of 8 bytes{cut} from each of 2 ranks, all sharing");
         assert!(out.contains(&head), "{out}");
     }
+    let alone = ["plan", "all", "-n", "1", "-b", "1", "--device", "host"];
+    let Ended { code, out, err } = oxccl(&[], &alone);
+    let head = out.contains("all_reduce of 1 byte per block on 1 rank, all sharing memory\n");
+    assert!(code == Some(0) && head && !out.contains("1 ranks"), "{out}{err}");
+    assert!(out.contains("sendrecv of 1 byte from a rank to itself, "), "{out}");
     let of_rank = |rank| ["plan", "all_reduce", "-n", "4", "--device", "host", "--program", rank];
     let Ended { code, out, .. } = oxccl(&[], &of_rank("3"));
     assert!(code == Some(0) && out.contains("program of rank 3 of "), "{out}");

@@ -4,7 +4,7 @@ use super::checks::pairs::Pair;
 use super::checks::{Check, Verdict};
 use crate::error::{Error, Result, writer};
 use crate::given::Variable;
-use crate::root::counted;
+use oxccl_plan::words::counted;
 use serde::{Deserialize, Serialize};
 
 /// The subject of a row.

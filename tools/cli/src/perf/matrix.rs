@@ -8,6 +8,7 @@ use super::plot::{self, Drawn, HEAD_HEIGHT};
 use super::report::{Report, Row};
 use crate::error::{Error, Result};
 use crate::given;
+use oxccl_plan::words::counted;
 use oxccl_runtime::config::Config;
 use plotters::prelude::*;
 
@@ -27,9 +28,10 @@ impl Figure {
     }
 
     fn title(self, bytes: u64) -> String {
+        let size = counted(bytes, "byte", "bytes");
         match self {
-            Figure::Time => format!("time of an exchange of {bytes} bytes (us)"),
-            Figure::Bandwidth => format!("bandwidth of {bytes} bytes each way at once (GB/s)"),
+            Figure::Time => format!("time of an exchange of {size} (us)"),
+            Figure::Bandwidth => format!("bandwidth of {size} each way at once (GB/s)"),
         }
     }
 }
@@ -57,7 +59,8 @@ pub(super) fn measure(
             let all = Case::new(Kind::SendRecvPairs, nranks, 0, dtype, op, bytes);
             let case = Case { pair: Some(pair), ..all };
             let [a, b] = pair;
-            report.working(format!("{bytes} bytes between ranks {a} and {b}"));
+            let size = counted(bytes, "byte", "bytes");
+            report.working(format!("{size} between ranks {a} and {b}"));
             rows.append(&mut setting.alternate(everyone, players, &case)?);
         }
         report.rest();

@@ -24,6 +24,7 @@ use case::Case;
 use control::Control;
 use measure::{Player, Setting};
 use options::{Kind, Options};
+use oxccl_plan::words::counted;
 use oxccl_runtime::bootstrap::launch::{self, Launch, Meet};
 use report::{Place, Report};
 use std::process::ExitCode;
@@ -40,7 +41,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         && launch.nranks != ranks * libraries
     {
         let Launch { launcher, nranks, .. } = launch;
-        let why = format!("--ranks {ranks}: {launcher} has started {nranks} ranks; leave it out");
+        let started = counted(*nranks, "rank", "ranks");
+        let why = format!("--ranks {ranks}: {launcher} has started {started}; leave it out");
         return Err(Error::Options(why));
     }
     if let Some(path) = options.plot.as_ref().filter(|path| !path.ends_with(".svg")) {
@@ -173,7 +175,7 @@ fn measure_all(
                     // Sizes are rounded to whole elements of all ranks.
                     cases.dedup_by_key(|case| case.bytes);
                     for case in cases {
-                        report.working(format!("{} bytes", case.bytes));
+                        report.working(counted(case.bytes, "byte", "bytes"));
                         report.rows(setting.alternate(everyone, players, &case)?)?;
                     }
                 }

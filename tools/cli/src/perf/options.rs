@@ -1,6 +1,7 @@
 //! The options of `oxccl perf`: those of nccl-tests, and a few more.
 
 use clap::ValueEnum;
+use oxccl_plan::words::counted;
 use oxccl_plan::{Collective, DataType, ReduceOp};
 
 /// The operations that can be measured.
@@ -96,8 +97,8 @@ impl Kind {
             Kind::All => Ok(Kind::EACH.into_iter().filter(possible).collect()),
             kind if possible(&kind) => Ok(vec![kind]),
             _ => Err(format!(
-                "sendrecv_pairs: there are {nranks} ranks; expected an even number of them, since \
-                 each has a partner"
+                "sendrecv_pairs on {}; expected an even number of them, since each has a partner",
+                counted(nranks, "rank", "ranks")
             )),
         }
     }

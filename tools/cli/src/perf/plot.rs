@@ -3,6 +3,7 @@
 
 use super::report::{Head, Library, Row};
 use crate::error::{Error, Result};
+use oxccl_plan::words::counted;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -90,7 +91,7 @@ pub(super) fn titles(head: &Head, rows: &[Row]) -> [String; 2] {
     let groups = head.aggregate.map_or(String::new(), |of| format!(", in groups of {of}"));
     let day = head.date.split('T').next().unwrap_or_default();
     [
-        format!("{what} on {} ranks, {device}", head.ranks),
+        format!("{what} on {}, {device}", counted(head.ranks, "rank", "ranks")),
         format!("{}{graph}{groups}, {day}", libraries.join(" and ")),
     ]
 }

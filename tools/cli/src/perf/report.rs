@@ -6,6 +6,7 @@ use super::options::{Kind, Options};
 use super::plot;
 use super::progress::{self, Progress};
 use crate::error::{Error, Result, writer};
+use oxccl_plan::words::counted;
 use oxccl_runtime::bootstrap::launch::Launch;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
@@ -180,9 +181,8 @@ impl<'a> Report<'a> {
         };
         let (first, other) = (memory(0), memory(1));
         let Head { device, ranks, launcher, .. } = &self.head;
-        self.say(format_args!(
-            "# device: {device}, memory from {first}; {ranks} ranks by {launcher}"
-        ));
+        let number = counted(*ranks, "rank", "ranks");
+        self.say(format_args!("# device: {device}, memory from {first}; {number} by {launcher}"));
         if *ranks == 1 {
             self.say(
                 "# one rank: nothing goes to another one; with -t 2 two ranks share the device",

@@ -14,6 +14,7 @@ use super::team::Team;
 use crate::api::Api;
 use crate::error::{Error, Result};
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol, tunable};
+use oxccl_plan::words::counted;
 use oxccl_runtime::bootstrap::launch::Launch;
 use oxccl_tuner_table::table::Rule;
 use std::collections::hash_map::RandomState;
@@ -227,7 +228,7 @@ pub(super) fn tune(
             report.section(*kind);
             for best in best {
                 let used = table.used(cell).unwrap_or(0);
-                report.working(format!("{} bytes", best.bytes));
+                report.working(counted(best.bytes, "byte", "bytes"));
                 let case = case(*kind, best.bytes);
                 let rows = setting.alternate(&everyone, &mut players, &case)?;
                 if table.used(cell).unwrap_or(0) == used {

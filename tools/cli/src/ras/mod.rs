@@ -12,6 +12,7 @@ mod svg;
 use crate::error::{Error, Result, say};
 use clap::{Args, Subcommand, ValueEnum};
 use network::Ways;
+use oxccl_plan::words::counted;
 use oxccl_runtime::ras::job::{self, Comm, Member, communicators};
 use oxccl_runtime::ras::status;
 use oxccl_runtime::ras::verdict::{Patience, Verdict, span, verdicts};
@@ -267,7 +268,7 @@ fn head(comm: &Comm<'_>) -> String {
         _ => format!(", {unseen} of them not seen"),
     };
     let stage = comm.stage().name();
-    format!("{}: {} ranks{unseen}, {stage}", comm.title(), comm.nranks)
+    format!("{}: {}{unseen}, {stage}", comm.title(), counted(comm.nranks, "rank", "ranks"))
 }
 
 /// Returns the line about ranks that wait for nobody.
@@ -283,7 +284,8 @@ fn rows_in_short(members: &[Member<'_>]) -> String {
         true => " outside of graphs".to_owned(),
         false => format!(", {done} done"),
     };
-    format!("  {} ranks are seen: {called} called{done}", members.len())
+    let seen = counted(members.len(), "rank is seen", "ranks are seen");
+    format!("  {seen}: {called} called{done}")
 }
 
 /// Returns the line about a rank.
@@ -308,7 +310,10 @@ fn row(member: &Member<'_>) -> String {
 fn on_gpu(rank: &RankReport) -> String {
     let mut ended = rank.kernels.iter().rev().filter(|run| run.ended_ns.is_some());
     match ended.find_map(|run| Some(run.number?.saturating_add(1))) {
-        Some(ended) => format!(", {ended} collectives or more done on its GPU"),
+        Some(ended) => {
+            let ended = counted(ended, "collective", "collectives");
+            format!(", {ended} or more done on its GPU")
+        }
         None => String::new(),
     }
 }

@@ -1,6 +1,7 @@
 //! A picture of the latest collectives: who has done which of them, and who waits for whom.
 
 use super::flight::state;
+use oxccl_plan::words::counted;
 use oxccl_runtime::ras::job::{Comm, Member, communicators};
 use oxccl_runtime::ras::verdict::Verdict;
 use oxccl_runtime::recorder::read::Process;
@@ -92,7 +93,7 @@ fn of_comm<'a>(comm: &Comm<'a>, causes: &[Verdict]) -> Vec<Row<'a>> {
         let is = |of: &&Verdict| of.comm == comm.number && of.ranks.contains(&rank);
         causes.iter().any(|of| is(&of) && of.cause.holds_up())
     };
-    let title = format!("{}, {} ranks", comm.title(), comm.nranks);
+    let title = format!("{}, {}", comm.title(), counted(comm.nranks, "rank", "ranks"));
     let mut rows = vec![Row::Text(String::new(), INK), Row::Text(title, INK)];
     rows.push(Row::Numbers(shown.clone()));
     for member in &comm.members {

@@ -2,7 +2,8 @@
 
 use super::paths::{self, Path};
 use super::read::{Adapter, Caches, Gpu, Interface, Machine, Place, Port, Socket};
-use crate::root::{counted, size};
+use crate::root::size;
+use oxccl_plan::words::counted;
 use oxccl_runtime::device::GpuLinks;
 
 /// The kind of a part, by which it is coloured.
@@ -135,7 +136,7 @@ fn parts(machine: &Machine, node: Option<u32>) -> Vec<Item> {
 
 /// Returns the tree of a machine.
 pub(super) fn tree(machine: &Machine, host: &str) -> Item {
-    let processors = machine.sockets.iter().map(|socket| socket.count).sum();
+    let processors: usize = machine.sockets.iter().map(|socket| socket.count).sum();
     let label = format!(
         "{host}: {}, {}, {}, {}",
         counted(machine.nodes.len(), "NUMA node", "NUMA nodes"),

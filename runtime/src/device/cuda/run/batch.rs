@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::op::{Batch, Bound, Call, Operation, Programs};
 use oxccl_kernels::abi;
 use oxccl_plan::lines::is_chain;
+use oxccl_plan::words::counted;
 use oxccl_plan::{Carrier, Plan};
 use std::sync::Arc;
 
@@ -100,7 +101,9 @@ pub fn run(
     let programs = [program(0)?; abi::BATCH];
     let Shape { blocks, channels, .. } = spread.shape;
     if blocks * channels < u64::from(count) {
-        let what = format!("{count} collectives on {blocks} thread blocks of {channels} channels");
+        let blocks = counted(blocks, "thread block", "thread blocks");
+        let channels = counted(channels, "channel", "channels");
+        let what = format!("{count} collectives on {blocks} of {channels}");
         return Err(Error::Internal { what });
     }
     let mut argument = abi::LineBatch { programs, count, first: bounds };

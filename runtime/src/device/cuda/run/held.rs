@@ -4,6 +4,7 @@
 use crate::device::cuda::driver::Gpu;
 use crate::device::cuda::driver::library::CLUSTER_BLOCKS;
 use crate::log::{self, Level, Subsystem};
+use oxccl_plan::words::counted;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Returns the multiprocessors of a GPU that may be at work, those in clusters included, so that
@@ -58,8 +59,9 @@ impl Held {
             (Level::Info, "all of them may be at work together")
         };
         let text = format!(
-            "a communicator takes {channels} channels; with it those of this process hold {all} of \
-             {there} multiprocessors of GPU {index}: {what}"
+            "a communicator takes {}; with it those of this process hold {all} of {there} \
+             multiprocessors of GPU {index}: {what}",
+            counted(channels, "channel", "channels")
         );
         log::line(level, Subsystem::Init, &text);
     }

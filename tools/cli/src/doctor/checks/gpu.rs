@@ -1,7 +1,7 @@
 //! The driver of NVIDIA, its modules, and what lies between GPUs and adapters.
 
 use super::Check;
-use crate::root::counted;
+use oxccl_plan::words::counted;
 use oxccl_runtime::device::{GpuLinks, Link};
 
 /// The oldest version of the driver that the library takes.

@@ -2,6 +2,7 @@
 
 use super::Check;
 use crate::root::size;
+use oxccl_plan::words::counted;
 
 /// The size and the free space of a file system, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +86,8 @@ pub(in crate::doctor) fn open_files(soft: Option<u64>, hard: Option<u64>, ranks:
             advice,
         ),
         Some(soft) if soft < OWN + PER_PEER * u64::from(ranks) => {
-            let why = format!("{ranks} ranks in several communicators may need more.");
+            let ranks = counted(ranks, "rank", "ranks");
+            let why = format!("{ranks} in several communicators may need more.");
             Check::warning(NAME, format!("{found} {why}"), advice)
         }
         _ => Check::ok(NAME, found),

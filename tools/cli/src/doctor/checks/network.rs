@@ -1,7 +1,7 @@
 //! The network interfaces that the library takes for connections to other hosts.
 
 use super::Check;
-use crate::root::counted;
+use oxccl_plan::words::counted;
 
 /// An interface that the library may take.
 #[derive(Clone, Debug)]

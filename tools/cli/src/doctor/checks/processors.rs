@@ -1,7 +1,7 @@
 //! The processors that this process may use.
 
 use super::Check;
-use crate::root::counted;
+use oxccl_plan::words::counted;
 
 /// The processors of the machine and those that this process may use.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,8 @@ pub(in crate::doctor) fn control_group<'a>(
 /// Judges whether each of the ranks of this host has a processor.
 pub(in crate::doctor) fn processors(found: Processors, ranks: u32) -> Check {
     const NAME: &str = "processors";
+    const NEEDY: &str = "rank of this host needs one of its own";
+    const SHARING: &str = "ranks of this host share them, and wait for each other";
     let Processors { online, affinity, quota } = found;
     let mut text = match online {
         Some(online) => format!(
@@ -59,7 +61,7 @@ pub(in crate::doctor) fn processors(found: Processors, ranks: u32) -> Check {
     let check = match usable < f64::from(ranks) {
         true => Check::warning(
             NAME,
-            format!("{text} {ranks} ranks of this host share them, and wait for each other."),
+            format!("{text} {}.", counted(ranks, NEEDY, SHARING)),
             "Start fewer ranks, or give the job more processors (--cpus-per-task of srun, \
              --bind-to none of mpirun, --cpus of docker).",
         ),

@@ -3,6 +3,7 @@
 use super::Check;
 use crate::given::Variable;
 use crate::root::list;
+use oxccl_plan::words::counted;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +31,8 @@ pub(in crate::doctor) fn judge(ranks: &[OfRank]) -> Option<Check> {
     let differing: Vec<String> = names.iter().filter_map(|name| difference(name, ranks)).collect();
     Some(match differing.is_empty() {
         true => {
-            let ok = format!("All ranks are given the same {} variables.", names.len());
-            Check::ok(NAME, ok)
+            let same = counted(names.len(), "variable", "variables");
+            Check::ok(NAME, format!("All ranks are given the same {same}."))
         }
         false => Check::warning(
             NAME,
@@ -90,6 +91,8 @@ mod tests {
              on ranks 0,2; NCCL_NET is not set on ranks 0-1, Socket (environment) on rank 2."
         );
         assert_eq!(judge(&[of(0, &[info])]), None);
+        let one = judge(&[of(0, &[info]), of(1, &[info])]).expect("a check");
+        assert_eq!(one.found, "All ranks are given the same 1 variable.");
         let mut file = of(1, &[info]);
         file.variables[0].origin = "nccl.conf:1".to_owned();
         let same = judge(&[of(0, &[info]), file]).expect("a check");
