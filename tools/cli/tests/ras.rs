@@ -424,6 +424,16 @@ fn no_ranks_are_no_trouble() {
     let output = command.args(["ras", "--pid", &own]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(0));
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("No process of this user"));
+    let folder = tempfile::tempdir().expect("a folder");
+    for (format, code) in [("svg", 1), ("chrome", 1), ("flight-recorder", 1), ("prometheus", 0)] {
+        let path = folder.path().join(format);
+        let mut command = Command::new(OXCCL);
+        command.args(["ras", "dump", format]).arg(&path).args(["--pid", &own]);
+        let output = command.output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(code) && text.contains("No process of"), "{text}");
+        assert_eq!(path.exists(), code == 0, "{format}");
+    }
     let output = Command::new(OXCCL).args(["ras", "--pid", "999999999"]).output();
     let output = output.expect("it runs");
     assert_eq!(output.status.code(), Some(1));

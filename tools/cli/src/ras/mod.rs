@@ -52,7 +52,8 @@ Examples:
 
 Environment: none.
 
-Exit code: 0 after a dump; 1 if it could not be written.";
+Exit code: 0 after a dump; 1 if it could not be written, or if no rank is seen of which a picture,
+a trace or a flight recorder could tell. Documents and metrics without ranks are written.";
 
 /// Options of `oxccl ras`.
 #[derive(Args)]
@@ -99,6 +100,9 @@ enum Format {
     /// A picture of the latest collectives of all ranks, and of who waits for whom.
     Svg,
 }
+
+/// The text where there is nothing to tell of.
+const NOBODY: &str = "No process of this user on this machine has ranks of a communicator.";
 
 /// The most ranks of a communicator that have a line each though none of them waits.
 const FEW: usize = 8;
@@ -213,6 +217,11 @@ fn dump(
         };
         written.map_err(|e| failed(path, e))
     };
+    let is_empty = communicators(processes).is_empty();
+    if is_empty && !matches!(format, Format::Json | Format::Prometheus) {
+        let text = format!("{NOBODY} Nothing is written to {}.", path.display());
+        return Err(Error::Options(text));
+    }
     match format {
         Format::Json => write(path, (status::json(processes, causes) + "\n").as_bytes())?,
         Format::Chrome => write(path, chrome::events(processes).as_bytes())?,
@@ -228,8 +237,8 @@ fn dump(
             }
         }
     }
-    if processes.is_empty() {
-        say("no process of this user on this machine has ranks of a communicator");
+    if is_empty {
+        say(NOBODY);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -237,8 +246,7 @@ fn dump(
 fn text(processes: &[Process], causes: &[Verdict]) -> String {
     let comms = communicators(processes);
     if comms.is_empty() {
-        let text = "No process of this user on this machine has ranks of a communicator.\n";
-        return text.to_owned();
+        return format!("{NOBODY}\n");
     }
     let mut lines = vec![];
     if !causes.iter().any(|verdict| verdict.cause.holds_up()) {
