@@ -92,7 +92,8 @@ fn began(pid: u32) -> Option<(u64, bool)> {
 
 /// Writes an id of this process to the file.
 pub(super) fn leave(path: &Path, id: &UniqueId) -> Result<()> {
-    write_private_file(path, format!("{} {}", hex(&id.encode()), Writer::own()).as_bytes())
+    let text = format!("{} {}", hex(&id.encode()), Writer::own());
+    write_private_file(path, text.as_bytes()).map(drop)
 }
 
 /// Removes the file if it still holds this id. Called when all ranks have met, or will not meet any

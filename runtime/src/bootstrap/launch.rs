@@ -363,8 +363,10 @@ pub fn read_private_file(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file that only this user can read. The file appears under its name when it is complete.
-pub fn write_private_file(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Writes a file that only this user can read, and returns it. The file appears under its name when
+/// it is complete, and is locked (as by flock) until what is returned is dropped: others see by
+/// that whether who wrote it still runs.
+pub fn write_private_file(path: &Path, bytes: &[u8]) -> Result<std::fs::File> {
     let failed = |e| Error::system(format!("writing {}", path.display()), e, "is there room?");
     // Another host may share the folder, and have a process of the same pid.
     let partial = path.with_extension(format!("{}.part", hex(&random::<8>()?)));
@@ -374,8 +376,11 @@ pub fn write_private_file(path: &Path, bytes: &[u8]) -> Result<()> {
         .mode(0o600)
         .open(&partial)
         .map_err(failed)?;
+    // Not every file system has locks. Nobody else knows the name yet, so this does not wait.
+    let _ = file.lock();
     file.write_all(bytes).map_err(failed)?;
-    std::fs::rename(&partial, path).map_err(failed)
+    std::fs::rename(&partial, path).map_err(failed)?;
+    Ok(file)
 }
 
 #[cfg(test)]

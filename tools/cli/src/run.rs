@@ -4,6 +4,7 @@
 mod hosts;
 mod job;
 mod output;
+mod secret;
 mod signals;
 
 use crate::error::{Error, Result};
@@ -11,7 +12,8 @@ pub(crate) use hosts::Host;
 use hosts::{Part, Seat};
 use job::{Job, Member};
 use output::{Output, Showing};
-use oxccl_runtime::bootstrap::{self, launch, rendezvous};
+use oxccl_runtime::bootstrap::{self, rendezvous};
+use secret::SecretFile;
 use signals::Signals;
 pub(crate) use signals::end_with_reader;
 use std::ffi::OsString;
@@ -150,16 +152,6 @@ impl FromStr for Time {
     }
 }
 
-/// The file with the secret; dropping this removes the file.
-struct SecretFile(PathBuf);
-
-impl Drop for SecretFile {
-    fn drop(&mut self) {
-        // The file may be gone already.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// Runs a program on several ranks. Returns the exit code of the first rank that failed, or 128
 /// plus the number of the signal that ended that rank or this process, or 124 if the time was over.
 pub(crate) fn start(options: &Options) -> Result<ExitCode> {
@@ -169,16 +161,14 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
         Some(_) => hosts::id_of_part()?,
         None => bootstrap::new_unique_id()?,
     };
-    let name = format!("oxccl-run-{}-{:x}", std::process::id(), id.comm);
-    let secret = SecretFile(std::env::temp_dir().join(name));
-    launch::write_private_file(&secret.0, launch::hex(&id.encode()).as_bytes())?;
+    let secret = SecretFile::new(&id)?;
     if rendezvous::is_here(&id) {
-        let (path, id) = (secret.0.clone(), id.clone());
+        let (path, id) = (secret.path().to_owned(), id.clone());
         aside(move || {
             // After this all ranks have met, or never will. The file is removed now, so that
             // nothing stays if this process is killed.
             rendezvous::wait(&id);
-            drop(SecretFile(path));
+            let _ = std::fs::remove_file(path);
         });
     }
     let mut output = Output::new(options)?;
@@ -186,7 +176,7 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     let begun = hosts::seats(options)?.into_iter().try_for_each(|Seat { host, part }| {
         let Some(host) = host else {
             return (0..part.count).try_for_each(|place| {
-                let child = spawn(place, part, (options, &mut output), &secret.0, signals)?;
+                let child = spawn(place, part, (options, &mut output), secret.path(), signals)?;
                 job.add(Member::rank(part.first + place), &child);
                 Ok(())
             });

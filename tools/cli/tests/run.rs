@@ -179,6 +179,32 @@ fn a_killed_launcher_leaves_no_secret_once_the_ranks_have_met() {
 }
 
 #[test]
+fn the_file_of_a_killed_launcher_is_removed_by_the_next_one_and_no_other_file() {
+    // The rank does not join: until the launcher ends the file stays.
+    let script = "echo ready; exec sleep 90";
+    let mut launcher = Launcher::start("left", &["-n", "1", "sh", "-c", script]);
+    launcher.lines("ready", 1);
+    let of_running = launcher.left();
+    assert_eq!(of_running.len(), 1, "{of_running:?}");
+    let name = of_running[0].to_str().expect("text");
+    let others = ["notes".to_owned(), format!("{name}.part")].map(|end| launcher.folder.join(end));
+    others.iter().for_each(|path| std::fs::write(path, "").expect("room"));
+    let link = format!("{}-1", name.rsplit_once('-').expect("two numbers").0);
+    std::os::unix::fs::symlink(&others[0], &link).expect("a link");
+    let next = |launcher: &Launcher| {
+        let mut command = Command::new(OXCCL);
+        command.args(["run", "-n", "1", "true"]).env("TMPDIR", &launcher.folder);
+        assert!(bind_to_parent(&mut command).status().expect("it runs").success());
+        launcher.left()
+    };
+    assert!(next(&launcher).contains(&of_running[0]), "a job that runs keeps its file");
+    launcher.signal(Signal::KILL);
+    launcher.child.wait().expect("its end");
+    let left = next(&launcher);
+    assert!(!left.contains(&of_running[0]) && left.len() == 3, "{left:?}");
+}
+
+#[test]
 fn ranks_do_not_wait_for_one_whose_process_has_ended() {
     let script = "test $OXCCL_RANK = 1 && exit 0; exec \"$OXCCL\" perf all_reduce -b 8 -e 8 -n 1";
     let (status, out, err) = Launcher::start("absent", &["-n", "3", "sh", "-c", script]).end();
