@@ -262,7 +262,7 @@ impl Machine {
         };
         let why = format!(
             "{count} of {n} ranks did not come within {secs} s: {word} {list}{more}; look whether \
-             {runs}, and {makes} this communicator"
+             {runs}, and {makes} this communicator, or {LATER}"
         );
         self.fail(NOBODY, false, &why)
     }
@@ -280,6 +280,9 @@ impl Machine {
         vec![Action::Send(self.members.keys().copied().collect(), frame)]
     }
 }
+
+/// The advice where ranks may come later than they are waited for.
+pub(super) const LATER: &str = "raise OXCCL_INIT_TIMEOUT";
 
 /// The value in the place of the rank to blame if there is none.
 const NOBODY: i32 = -1;
@@ -376,6 +379,7 @@ mod tests {
         machine.frame(0, "b", join(4, b""));
         let text = failure(&machine.deadline(Duration::from_secs(7)));
         assert!(text.contains("2 of 4 ranks did not come within 7 s: ranks 1, 3"), "{text}");
+        assert!(text.ends_with(", or raise OXCCL_INIT_TIMEOUT"), "{text}");
         let waits = || Frame { kind: WAITING, body: Vec::new() };
         let mut machine = Machine::default();
         (0..3).for_each(|rank| drop(machine.frame(rank, "a", join(3, b""))));

@@ -5,7 +5,7 @@ use super::deadline::{Cancel, Deadline, InVain};
 use super::dial::Dial;
 use super::id::{FIXED, SECRET_BYTES, UniqueId};
 use super::root::{
-    self, BYE, FAILED, GATHER, GIVE_UP, JOIN, MAX_BLOB, MAX_RANKS, TABLE, WAITING, failure,
+    self, BYE, FAILED, GATHER, GIVE_UP, JOIN, LATER, MAX_BLOB, MAX_RANKS, TABLE, WAITING, failure,
     failure_in,
 };
 use super::wire::{Connection, Frame};
@@ -44,7 +44,8 @@ const LONGEST: Duration = Duration::from_millis(200);
 /// The time after which a rank tells the rendezvous that it waits for others.
 const LONG: Duration = Duration::from_secs(1);
 
-const UNREACHABLE: &str = "check that rank 0 runs, and NCCL_SOCKET_IFNAME and firewalls";
+/// The advice where the process that made a unique id has ended.
+const AGAIN: &str = "look at its output, and start all ranks again with a new id";
 
 /// Makes a unique id and starts its rendezvous in a thread of this process. Blocks: never.
 pub fn new_unique_id() -> Result<UniqueId> {
@@ -180,21 +181,33 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
                 return Err(Error::init_death(holder, why));
             }
             let why = format!(
-                "nobody holds the rendezvous at {} any more: the process that made the unique id has \
-                 ended, or all ranks of that id have met already",
+                "nobody holds the rendezvous at {} any more: all ranks of the unique id have met \
+                 already, or the process that made it has ended; {AGAIN}",
                 id.address
             );
             return Err(Error::Init { why });
         }
         if deadline.passed() {
-            let late = || {
-                let cause = "the time for it is over".to_owned();
-                Error::Local { call: dial.why(), cause, hint: UNREACHABLE }
-            };
-            return Err(deadline.error(late));
+            return Err(deadline.error(|| unanswered(meeting, &dial)));
         }
         dial.wait_for_event(deadline.slice(), now);
     }
+}
+
+/// Returns the error of a rank that did not reach the rendezvous in time.
+fn unanswered(meeting: &Meeting<'_>, dial: &Dial) -> Error {
+    let whose = match meeting.holder {
+        Some(holder) => format!("rank {holder}"),
+        None if meeting.id.comm == FIXED => "rank 0".to_owned(),
+        None => "rank 0, or who else made the unique id,".to_owned(),
+    };
+    let why = format!(
+        "{whose} did not answer at the rendezvous within {} s ({}); look whether it runs, and \
+         makes this communicator, and at NCCL_SOCKET_IFNAME and firewalls, or {LATER}",
+        meeting.limit.as_millis() as f64 / 1000.0,
+        dial.why()
+    );
+    Error::Init { why }
 }
 
 /// Succeeds if the rendezvous of an id is held: the connection authenticates and does no more.
@@ -378,7 +391,8 @@ impl Session {
             }
             None => Error::Init {
                 why: format!(
-                    "the process that made the unique id and held the rendezvous at {at} ended"
+                    "the process that made the unique id and held the rendezvous at {at} ended; \
+                     {AGAIN}"
                 ),
             },
         }
@@ -600,6 +614,25 @@ mod tests {
         // A failure of this rank's own stays what it is.
         let own = second.give_up(Error::Init { why: "no memory".to_owned() });
         assert!(own.to_string().contains("no memory"), "{own}");
+    }
+
+    #[test]
+    fn ranks_hear_at_once_that_who_made_the_id_has_ended_and_in_time_that_rank_0_does_not_come() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        drop(listener);
+        let cancel = Cancel::default();
+        let begun = Instant::now();
+        let ended = Meeting { reused: false, ..meeting(&id, 1, 2, &cancel) };
+        let text = Session::open(&ended).err().unwrap().to_string();
+        assert!(text.contains("nobody holds the rendezvous") && text.ends_with(AGAIN), "{text}");
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        let limit = Duration::from_millis(100);
+        let fixed = UniqueId { comm: FIXED, ..id };
+        let late = Meeting { limit, ..meeting(&fixed, 1, 2, &cancel) };
+        let text = Session::open(&late).err().unwrap().to_string();
+        let named = "rank 0 did not answer at the rendezvous within 0.1 s (connecting to 127.";
+        assert!(text.contains(named) && text.ends_with(LATER), "{text}");
     }
 
     #[test]

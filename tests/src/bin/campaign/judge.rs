@@ -34,7 +34,7 @@ pub(crate) fn judge(plan: &Plan, record: &Record) -> Verdict {
 
 /// What texts say of ranks that have not come.
 const MISSING: [&str; 3] =
-    [" did not come within ", "the time for it is over", "no connection with "];
+    [" did not come within ", " did not answer at the rendezvous within ", "no connection with "];
 
 /// The ranks that a text names, but for those who report.
 fn named(text: &str) -> BTreeSet<u32> {
