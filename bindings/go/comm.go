@@ -98,19 +98,64 @@ func WithInitTimeout(limit time.Duration) Option {
 	return func(c *config) { c.limit = &limit }
 }
 
+// grace is how long the library has to say why something is not done when the time of a context is
+// over.
+const grace = 2 * time.Second
+
 // begin calls f, whose communicator has the time limit.
-func (c *config) begin(f func() error) error {
-	if c.limit == nil {
+func (c *config) begin(ctx context.Context, f func() error) error {
+	limit, err := c.within(ctx)
+	if err != nil {
+		return err
+	}
+	if limit == nil {
 		return f()
 	}
 	// The limit is the thread's.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := oxcclSetInitTimeout(C.int64_t(max(*c.limit, -1))); err != nil {
+	if err := oxcclSetInitTimeout(C.int64_t(max(*limit, -1))); err != nil {
 		return err
 	}
 	defer oxcclSetInitTimeout(-1)
 	return f()
+}
+
+// within is how long creation may wait where the context has a deadline: no longer than that, so that
+// the library says which ranks did not come; nil for what OXCCL_INIT_TIMEOUT says.
+func (c *config) within(ctx context.Context) (*time.Duration, error) {
+	deadline, bounded := ctx.Deadline()
+	if !bounded {
+		return c.limit, nil
+	}
+	limit := c.limit
+	if limit == nil || *limit < 0 {
+		usual, err := initTimeout()
+		if err != nil {
+			return nil, err
+		}
+		limit = &usual
+	}
+	left := max(time.Until(deadline), 0)
+	if left >= *limit {
+		return limit, nil
+	}
+	// The library counts whole milliseconds, and is to be the later one.
+	left += 2 * time.Millisecond
+	return &left, nil
+}
+
+// initTimeout is OXCCL_INIT_TIMEOUT.
+func initTimeout() (time.Duration, error) {
+	name := C.CString("OXCCL_INIT_TIMEOUT")
+	defer C.free(unsafe.Pointer(name))
+	var variable C.ncclParamHandle_t
+	if err := ncclParamBind(&variable, name); err != nil {
+		return 0, err
+	}
+	var ns C.int64_t
+	err := ncclParamGetI64(variable, &ns)
+	return time.Duration(ns), err
 }
 
 func configure(options []Option) *config {
@@ -146,7 +191,7 @@ func InitEnv(ctx context.Context, options ...Option) (*Comm, error) {
 }
 
 // Init makes a communicator of size ranks, which all have the same id. It blocks until all have
-// come.
+// come. Where the context's deadline is over before that, the error names those that did not.
 func Init(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
 	if err := errors.Join(within32("Init", "size", size), within32("Init", "rank", rank)); err != nil {
 		return nil, err
@@ -240,7 +285,7 @@ func create(ctx context.Context, options []Option, begin func(*C.ncclComm_t, *C.
 	}
 	// In C's memory: the library writes the handle when the communicator is made.
 	place := (*C.ncclComm_t)(C.calloc(1, C.size_t(unsafe.Sizeof(C.ncclComm_t(nil)))))
-	switch err := config.begin(func() error { return begin(place, config.raw) }); {
+	switch err := config.begin(ctx, func() error { return begin(place, config.raw) }); {
 	case err == nil && *place == nil:
 		// In a group nothing is begun before its end, which writes to the place.
 		text := "a communicator cannot be made in a Group"
@@ -254,10 +299,7 @@ func create(ctx context.Context, options []Option, begin func(*C.ncclComm_t, *C.
 		return nil, nil
 	}
 	c := &Comm{handle: *place}
-	err := c.rest(ctx)
-	if err == nil {
-		err = c.Err()
-	}
+	err := c.made(ctx)
 	if err != nil {
 		c.Abort()
 		return nil, err
@@ -275,6 +317,26 @@ func create(ctx context.Context, options []Option, begin func(*C.ncclComm_t, *C.
 		return nil, err
 	}
 	return c, nil
+}
+
+// made waits until the communicator is made. Where the context's deadline is over before, so is the
+// library's: what that says names the ranks that did not come.
+func (c *Comm) made(ctx context.Context) error {
+	over := c.rest(ctx)
+	if over == nil {
+		return c.Err()
+	}
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return over
+	}
+	late, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	if c.rest(late) == nil {
+		if err := c.Err(); err != nil {
+			return fmt.Errorf("%w: %w", over, err)
+		}
+	}
+	return over
 }
 
 // rest waits until nothing is under way on the communicator itself.
@@ -492,7 +554,6 @@ func (c *Comm) wait(ctx context.Context) error {
 // overdue has a call that waits beyond the time of its context fail as one with a limit does: that
 // error names the rank that it waits for, and why. A call that does not wait has a little more time.
 func (c *Comm) overdue(ctx context.Context, begun time.Time, done <-chan struct{}) {
-	const grace = 2 * time.Second
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) || c.SetTimeout(time.Since(begun)) != nil {
 		return
 	}

@@ -510,6 +510,19 @@ func TestInitTimeout(t *testing.T) {
 	ok(t, err)
 	_, err = Init(background, 2, id, 0, WithInitTimeout(time.Millisecond))
 	expectError(t, err, SystemError, "1 of 2 ranks did not come")
+	// So it is with a deadline, which counts where it is the earlier one.
+	for _, limit := range []time.Duration{-1, time.Hour} {
+		id, err = NewUniqueID()
+		ok(t, err)
+		ctx, cancel := context.WithTimeout(background, 20*time.Millisecond)
+		_, err = Init(ctx, 3, id, 1, WithInitTimeout(limit))
+		cancel()
+		expectError(t, err, SystemError, "2 of 3 ranks did not come")
+		expectError(t, err, SystemError, "ranks 0, 2;")
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v; expected that it is the deadline's", err)
+		}
+	}
 	// Others have other bounds.
 	id, err = NewUniqueID()
 	ok(t, err)
