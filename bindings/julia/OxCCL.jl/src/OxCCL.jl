@@ -115,6 +115,34 @@ function version()
     return (nccl = number(nccl[]), oxccl = number(oxccl[]))
 end
 
+# ---- Numbers ----
+
+# A number as C has it.
+@inline function whole(::Type{T}, name, n) where {T<:Integer}
+    n isa Integer && typemin(T) <= n <= typemax(T) || no_whole(T, name, n)
+    return T(n)
+end
+whole(::Type{T}, name, n::Enum) where {T<:Integer} = T(n)
+
+@noinline no_whole(T, name, n) = throw(ArgumentError(
+    "$name is $(repr(n)); expected a whole number from $(typemin(T)) to $(typemax(T))"))
+
+# A time in seconds.
+function seconds(name, time)
+    time isa Real && !isnan(time) && return time
+    throw(ArgumentError("$name is $(repr(time)); expected a number of seconds"))
+end
+
+# Without a bound -1.
+function nanoseconds(name, time)
+    ns = 1e9 * seconds(name, time)
+    return isfinite(ns) ? round(Int64, clamp(ns, -9.2e18, 9.2e18)) : -1
+end
+
+# C's text, which lies where that of Julia does.
+text_for_c(name, text::String) = Base.unsafe_convert(Cstring, text)
+text_for_c(name, other) = throw(ArgumentError("$name is $(repr(other)); expected a text"))
+
 # ---- Elements ----
 
 "The ncclDataType_t of an element type; add methods for types of your own."
@@ -176,10 +204,14 @@ is no longer used. Only on the host device: memory of a GPU is no `Array`.
 function alloc(::Type{T}, dims::Integer...) where {T}
     device()[1] == oxcclDeviceHost || throw(OxCCLError(
         ncclInvalidUsage, -1, -1, "alloc: the current device is a GPU, whose memory is no Array; use CuArray"))
+    isbitstype(T) || throw(ArgumentError("alloc: elements of type $T; expected a type of plain bits, such as Float32"))
+    bytes = sizeof(T) * prod(BigInt[dims...])
+    all(>=(0), dims) && bytes <= typemax(Int) || throw(ArgumentError(
+        "alloc: dims are $dims; expected numbers from 0 on, for at most $(typemax(Int)) bytes"))
     # No elements are no memory, and all arrays without elements may be one object.
-    prod(dims) == 0 && return Array{T}(undef, Int.(dims))
+    bytes == 0 && return Array{T}(undef, Int.(dims))
     place = Ref{Ptr{Cvoid}}()
-    check(oxcclMemAlloc(place, prod(dims) * sizeof(T)))
+    check(oxcclMemAlloc(place, bytes))
     data = place[]
     array = unsafe_wrap(Array, Ptr{T}(data), Int.(dims))
     # Arrays that share the memory, as by `reshape`, share no more than `Memory` from Julia 1.11 on; before, they
@@ -530,9 +562,8 @@ function configuration(options)
         name in OPTIONS || throw(ArgumentError(
             "$name is no option of a communicator; expected one of $(join((OPTIONS..., :init_timeout), ", "))"))
     end
-    field(name, ::Type{Cstring}) =
-        haskey(options, name) ? Base.unsafe_convert(Cstring, options[name]) : Cstring(C_NULL)
-    field(name, ::Type{Cint}) = Cint(get(options, name, typemin(Cint)))
+    field(name, ::Type{Cstring}) = haskey(options, name) ? text_for_c(name, options[name]) : Cstring(C_NULL)
+    field(name, ::Type{Cint}) = whole(Cint, name, get(options, name, typemin(Cint)))
     fields = (field(name, fieldtype(ncclConfig_t, name)) for name in OPTIONS)
     return ncclConfig_t(sizeof(ncclConfig_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, 0, fields...)
 end
@@ -551,14 +582,21 @@ end
 function create(begin_, options)
     options = Dict{Symbol,Any}(name => value isa AbstractString ? String(value) : value for (name, value) in options)
     limit = pop!(options, :init_timeout, nothing)
+    limit === nothing || (limit = nanoseconds("init_timeout", limit))
     config = Ref(configuration(options))
     # In C's memory: in a group the library would write to it at the end.
     place = Ptr{Ptr{Cvoid}}(Libc.calloc(1, sizeof(Ptr{Cvoid})))
     # The limit is the thread's, which the task does not leave meanwhile.
-    limit === nothing || check(oxcclSetInitTimeout(nanoseconds(limit)))
-    code = GC.@preserve options begin_(place, config)
-    # What failed is the last error still.
-    limit === nothing || oxcclSetInitTimeout(-1)
+    limit === nothing || check(oxcclSetInitTimeout(limit))
+    code = try
+        GC.@preserve options begin_(place, config)
+    catch
+        Libc.free(place)
+        rethrow()
+    finally
+        # What failed is the last error still.
+        limit === nothing || oxcclSetInitTimeout(-1)
+    end
     handle = unsafe_load(place)
     code == Cint(ncclSuccess) && handle == C_NULL && throw(OxCCLError(
         ncclInvalidUsage, -1, -1, "a communicator cannot be made in a group"))
@@ -588,7 +626,7 @@ end
 
 "A communicator without some ranks, which need not be alive; all others call. It ends `c`'s operations."
 function shrink(c::Comm, exclude; options...)
-    parent, list = open_handle(c), collect(Cint, exclude)
+    parent, list = open_handle(c), Cint[whole(Cint, "a rank of exclude", rank) for rank in exclude]
     return create(options) do place, config
         ncclCommShrink(parent, list, length(list), place, config, NCCL_SHRINK_ABORT)
     end
@@ -683,9 +721,7 @@ function Base.close(c::Comm)
 end
 
 "Bounds how many seconds an operation may wait for a rank without getting anywhere; `Inf` is no bound."
-timeout!(c::Comm, seconds::Real) = check(oxcclCommSetTimeout(open_handle(c), nanoseconds(seconds)))
-
-nanoseconds(seconds) = isfinite(seconds) ? round(Int64, 1e9 * seconds) : -1
+timeout!(c::Comm, seconds::Real) = check(oxcclCommSetTimeout(open_handle(c), nanoseconds("seconds", seconds)))
 
 "An operation made for one communicator and type of elements; `close` ends it."
 struct PreMulSum

@@ -12,6 +12,8 @@ struct VBuffer{T,A<:Elements{T}}
     counts::Vector{Csize_t}
     displs::Vector{Csize_t}
     function VBuffer(data::A, counts, displs) where {T,A<:Elements{T}}
+        all_whole("counts", counts)
+        all_whole("displs", displs)
         length(counts) == length(displs) || mismatch("VBuffer", "displs", length(displs), length(counts))
         # A part without elements may be anywhere.
         for (count, displ) in zip(counts, displs)
@@ -22,7 +24,14 @@ struct VBuffer{T,A<:Elements{T}}
         return new{T,A}(data, counts, [count == 0 ? 0 : displ for (count, displ) in zip(counts, displs)])
     end
 end
-VBuffer(data, counts) = VBuffer(data, counts, cumsum(counts) .- counts)
+function VBuffer(data, counts)
+    all_whole("counts", counts)
+    return VBuffer(data, counts, cumsum(counts) .- counts)
+end
+
+# Refuses what is no list of whole numbers.
+all_whole(argument, list) = applicable(iterate, list) && all(n -> n isa Integer, list) || throw(ArgumentError(
+    "VBuffer: $argument is $(repr(list)); expected a whole number for each rank"))
 
 # As many parts as ranks; the last check before their addresses are passed on.
 parts(call, argument, b::VBuffer, c::Comm) = expect(call, "the counts of $argument", length(b.counts), c.size)

@@ -113,6 +113,8 @@ Element r of the root's `send`, which is ignored elsewhere, on rank r. Its type 
 function Scatter(send::Union{Elements,Nothing}, ::Type{T}, c::Comm; root::Integer = 0, options...) where {T}
     part = Vector{T}(undef, 1)
     own = c.rank == root ? send : nothing
+    own === nothing || eltype(own) === T || throw(ArgumentError(
+        "Scatter: the elements of send are of type $(eltype(own)); expected $T"))
     return Scatter!(own, part, c; root = root, without_stream("Scatter", options)...)[1]
 end
 Scatter(send::Union{Elements,Nothing}, ::Type{T}, root::Integer, c::Comm; options...) where {T} =

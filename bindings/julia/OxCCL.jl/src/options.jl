@@ -27,11 +27,11 @@ function lend(f, options)
     unset(name, T) = name === :forceAlgSelection ? T(1) : name === :userProfilerTag ? T(0) :
                      T === Cstring ? "" : T === Ptr{Cvoid} ? nothing : typemin(T)
     given = Dict{Symbol,Any}(name => value isa AbstractString ? String(value) : value for (name, value) in options)
-    field(name, T) = value_for_c(T, get(given, name, unset(name, T)))
+    field(name, T) = value_for_c(T, name, get(given, name, unset(name, T)))
     own = Tuple{oxcclCallOption_t,Ptr{Cvoid}}[]
-    haskey(given, :plan) && push!(own, (oxcclOptionPlan, convert(Ptr{Cvoid}, value_for_c(Cstring, given[:plan]))))
-    haskey(given, :deterministic) && push!(own, (oxcclOptionDeterministic, integer(Bool(given[:deterministic]))))
-    haskey(given, :deadline) && push!(own, (oxcclOptionDeadlineMs, integer(milliseconds(given[:deadline]))))
+    haskey(given, :plan) && push!(own, (oxcclOptionPlan, convert(Ptr{Cvoid}, text_for_c(:plan, given[:plan]))))
+    haskey(given, :deterministic) && push!(own, (oxcclOptionDeterministic, integer(switch(:deterministic, given))))
+    haskey(given, :deadline) && push!(own, (oxcclOptionDeadlineMs, integer(milliseconds(:deadline, given[:deadline]))))
     list = Vector{ncclConfigExt}(undef, length(own))
     GC.@preserve given list begin
         next = Ptr{ncclConfigExt}(C_NULL)
@@ -48,19 +48,24 @@ function lend(f, options)
 end
 
 # C's value; of a text, which must live as long, where it lies.
-value_for_c(T, value) = T(value)
-value_for_c(::Type{Cstring}, value::String) = Base.unsafe_convert(Cstring, value)
+value_for_c(T, name, value) = whole(T, name, value)
+value_for_c(::Type{Cstring}, name, value) = text_for_c(name, value)
 # The only pointers among the fields are events.
-value_for_c(::Type{Ptr{Cvoid}}, ::Nothing) = C_NULL
-value_for_c(::Type{Ptr{Cvoid}}, event::Event) = event.handle
-value_for_c(::Type{Ptr{Cvoid}}, other) =
-    throw(ArgumentError("launchCompletionEvent is $(repr(other)); expected an OxCCL.Event"))
+value_for_c(::Type{Ptr{Cvoid}}, name, ::Nothing) = C_NULL
+value_for_c(::Type{Ptr{Cvoid}}, name, event::Event) = event.handle
+value_for_c(::Type{Ptr{Cvoid}}, name, other) =
+    throw(ArgumentError("$name is $(repr(other)); expected an OxCCL.Event"))
+
+function switch(name, given)
+    given[name] in (true, false) && return Bool(given[name])
+    throw(ArgumentError("$name is $(repr(given[name])); expected true or false"))
+end
 
 # An integer in the place of a pointer: in its first bytes.
 integer(value) = Ptr{Cvoid}(UInt(ENDIAN_BOM == 0x04030201 ? reinterpret(UInt32, Cint(value)) :
                                  UInt(reinterpret(UInt32, Cint(value))) << 32))
 
-milliseconds(seconds) = Cint(clamp(ceil(1000 * seconds), typemin(Cint), typemax(Cint)))
+milliseconds(name, time) = Cint(clamp(ceil(1000 * seconds(name, time)), typemin(Cint), typemax(Cint)))
 
 """
     set_encryption!(key)

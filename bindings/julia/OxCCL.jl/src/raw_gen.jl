@@ -583,7 +583,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # parent's. Blocks for all ranks, or returns ncclInProgress where the new communicator does not
 # block.
 @inline ncclCommSplit(comm, color, key, newcomm, config) =
-    ccall(@inbounds(ADDRESSES[1]), Cint, (Ptr{Cvoid}, Cint, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, color, key, newcomm, config)
+    ccall(@inbounds(ADDRESSES[1]), Cint, (Ptr{Cvoid}, Cint, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, whole(Cint, :color, color), whole(Cint, :key, key), newcomm, config)
 
 # Makes a communicator without some ranks, which need not be alive.
 #
@@ -594,7 +594,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # can only be destroyed or aborted after. Without it no operation may be under way. Blocks as
 # ncclCommSplit.
 @inline ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags) =
-    ccall(@inbounds(ADDRESSES[2]), Cint, (Ptr{Cvoid}, Ptr{Cint}, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t}, Cint,), comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags)
+    ccall(@inbounds(ADDRESSES[2]), Cint, (Ptr{Cvoid}, Ptr{Cint}, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t}, Cint,), comm, excludeRanksList, whole(Cint, :excludeRanksCount, excludeRanksCount), newcomm, config, whole(Cint, :shrinkFlags, shrinkFlags))
 
 # Makes an id for the ranks that join by ncclCommGrow. An id serves one growth.
 #
@@ -609,7 +609,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # the number of ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as
 # ncclCommSplit.
 @inline ncclCommGrow(comm, nRanks, uniqueId, rank, newcomm, config) =
-    ccall(@inbounds(ADDRESSES[4]), Cint, (Ptr{Cvoid}, Cint, Ptr{ncclUniqueId}, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, nRanks, uniqueId, rank, newcomm, config)
+    ccall(@inbounds(ADDRESSES[4]), Cint, (Ptr{Cvoid}, Cint, Ptr{ncclUniqueId}, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, whole(Cint, :nRanks, nRanks), uniqueId, whole(Cint, :rank, rank), newcomm, config)
 
 # Leaves the reduction of all ranks' inputs in every rank's output.
 #
@@ -617,7 +617,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream) =
-    ccall(@inbounds(ADDRESSES[5]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, op, comm, stream)
+    ccall(@inbounds(ADDRESSES[5]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :op, op), comm, stream)
 
 # Copies the root's input to every rank's output.
 #
@@ -626,7 +626,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[6]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[6]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Copies the root's buffer to every rank's; ncclBroadcast in place.
 #
@@ -634,7 +634,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclBcast(buff, count, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[7]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), buff, count, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[7]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), buff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Leaves the reduction of all ranks' inputs in the root's output.
 #
@@ -643,7 +643,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[8]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, op, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[8]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :op, op), whole(Cint, :root, root), comm, stream)
 
 # Leaves block r of the reduction of all ranks' inputs in the output of rank r.
 #
@@ -652,7 +652,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream) =
-    ccall(@inbounds(ADDRESSES[9]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, recvcount, datatype, op, comm, stream)
+    ccall(@inbounds(ADDRESSES[9]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :recvcount, recvcount), whole(Cint, :datatype, datatype), whole(Cint, :op, op), comm, stream)
 
 # Leaves the inputs of all ranks, in rank order, in every rank's output.
 #
@@ -661,7 +661,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[10]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, sendcount, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[10]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :sendcount, sendcount), whole(Cint, :datatype, datatype), comm, stream)
 
 # Leaves block r of every rank's input, in rank order, in the output of rank r.
 #
@@ -670,7 +670,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[11]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[11]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), comm, stream)
 
 # Leaves the inputs of all ranks, in rank order, in the root's output.
 #
@@ -679,7 +679,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[12]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[12]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Leaves block r of the root's input in the output of rank r.
 #
@@ -688,7 +688,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[13]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[13]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Sends to rank `peer`, which has to receive as much.
 #
@@ -696,7 +696,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclSend(sendbuff, count, datatype, peer, comm, stream) =
-    ccall(@inbounds(ADDRESSES[14]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, count, datatype, peer, comm, stream)
+    ccall(@inbounds(ADDRESSES[14]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :peer, peer), comm, stream)
 
 # Receives from rank `peer`, which has to send as much.
 #
@@ -704,7 +704,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
 # done.
 @inline ncclRecv(recvbuff, count, datatype, peer, comm, stream) =
-    ccall(@inbounds(ADDRESSES[15]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), recvbuff, count, datatype, peer, comm, stream)
+    ccall(@inbounds(ADDRESSES[15]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :peer, peer), comm, stream)
 
 # Makes an id for a new communicator, and starts its rendezvous in this process.
 #
@@ -719,7 +719,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # thread's current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a
 # group at its end.
 @inline ncclCommInitRank(comm, nranks, commId, rank) =
-    ccall(@inbounds(ADDRESSES[17]), Cint, (Ptr{Ptr{Cvoid}}, Cint, ncclUniqueId, Cint,), comm, nranks, commId, rank)
+    ccall(@inbounds(ADDRESSES[17]), Cint, (Ptr{Ptr{Cvoid}}, Cint, ncclUniqueId, Cint,), comm, whole(Cint, :nranks, nranks), commId, whole(Cint, :rank, rank))
 
 # Makes a communicator as ncclCommInitRank does, with options.
 #
@@ -727,7 +727,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # begun with NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults;
 # environment variables override it. Blocks as ncclCommInitRank.
 @inline ncclCommInitRankConfig(comm, nranks, commId, rank, config) =
-    ccall(@inbounds(ADDRESSES[18]), Cint, (Ptr{Ptr{Cvoid}}, Cint, ncclUniqueId, Cint, Ptr{ncclConfig_t},), comm, nranks, commId, rank, config)
+    ccall(@inbounds(ADDRESSES[18]), Cint, (Ptr{Ptr{Cvoid}}, Cint, ncclUniqueId, Cint, Ptr{ncclConfig_t},), comm, whole(Cint, :nranks, nranks), commId, whole(Cint, :rank, rank), config)
 
 # Makes a communicator as ncclCommInitRankConfig does, with several ids.
 #
@@ -737,14 +737,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # every rank needs everyone's message, and several meeting points would first have to exchange
 # theirs. Blocks as ncclCommInitRank.
 @inline ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config) =
-    ccall(@inbounds(ADDRESSES[19]), Cint, (Ptr{Ptr{Cvoid}}, Cint, Cint, Cint, Ptr{ncclUniqueId}, Ptr{ncclConfig_t},), newcomm, nranks, myrank, nId, commIds, config)
+    ccall(@inbounds(ADDRESSES[19]), Cint, (Ptr{Ptr{Cvoid}}, Cint, Cint, Cint, Ptr{ncclUniqueId}, Ptr{ncclConfig_t},), newcomm, whole(Cint, :nranks, nranks), whole(Cint, :myrank, myrank), whole(Cint, :nId, nId), commIds, config)
 
 # Makes all ranks of a communicator in this process, one for each device.
 #
 # `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1.
 # Blocks.
 @inline ncclCommInitAll(comm, ndev, devlist) =
-    ccall(@inbounds(ADDRESSES[20]), Cint, (Ptr{Ptr{Cvoid}}, Cint, Ptr{Cint},), comm, ndev, devlist)
+    ccall(@inbounds(ADDRESSES[20]), Cint, (Ptr{Ptr{Cvoid}}, Cint, Ptr{Cint},), comm, whole(Cint, :ndev, ndev), devlist)
 
 # Completes all operations of a communicator; no further ones may follow.
 #
@@ -785,56 +785,56 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
 # ncclAllReduce itself. Blocks: never, as ncclAllReduce.
 @inline ncclAllReduceConfig(sendbuff, recvbuff, count, datatype, op, comm, stream, config) =
-    ccall(@inbounds(ADDRESSES[27]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, op, comm, stream, config)
+    ccall(@inbounds(ADDRESSES[27]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :op, op), comm, stream, config)
 
 # Same as ncclBroadcast, with options for this call.
 #
 # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
 # ncclBroadcast itself. Blocks: never, as ncclBroadcast.
 @inline ncclBroadcastConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config) =
-    ccall(@inbounds(ADDRESSES[28]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+    ccall(@inbounds(ADDRESSES[28]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream, config)
 
 # Same as ncclReduce, with options for this call.
 #
 # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
 # ncclReduce itself. Blocks: never, as ncclReduce.
 @inline ncclReduceConfig(sendbuff, recvbuff, count, datatype, op, root, comm, stream, config) =
-    ccall(@inbounds(ADDRESSES[29]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, op, root, comm, stream, config)
+    ccall(@inbounds(ADDRESSES[29]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :op, op), whole(Cint, :root, root), comm, stream, config)
 
 # Same as ncclAllGather, with options for this call.
 #
 # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
 # ncclAllGather itself. Blocks: never, as ncclAllGather.
 @inline ncclAllGatherConfig(sendbuff, recvbuff, sendcount, datatype, comm, stream, config) =
-    ccall(@inbounds(ADDRESSES[30]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, sendcount, datatype, comm, stream, config)
+    ccall(@inbounds(ADDRESSES[30]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, whole(Csize_t, :sendcount, sendcount), whole(Cint, :datatype, datatype), comm, stream, config)
 
 # Same as ncclReduceScatter, with options for this call.
 #
 # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
 # ncclReduceScatter itself. Blocks: never, as ncclReduceScatter.
 @inline ncclReduceScatterConfig(sendbuff, recvbuff, recvcount, datatype, op, comm, stream, config) =
-    ccall(@inbounds(ADDRESSES[31]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, recvcount, datatype, op, comm, stream, config)
+    ccall(@inbounds(ADDRESSES[31]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, whole(Csize_t, :recvcount, recvcount), whole(Cint, :datatype, datatype), whole(Cint, :op, op), comm, stream, config)
 
 # Same as ncclAlltoAll, with options for this call.
 #
 # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
 # ncclAlltoAll itself. Blocks: never, as ncclAlltoAll.
 @inline ncclAlltoAllConfig(sendbuff, recvbuff, count, datatype, comm, stream, config) =
-    ccall(@inbounds(ADDRESSES[32]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, comm, stream, config)
+    ccall(@inbounds(ADDRESSES[32]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), comm, stream, config)
 
 # Same as ncclGather, with options for this call.
 #
 # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
 # ncclGather itself. Blocks: never, as ncclGather.
 @inline ncclGatherConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config) =
-    ccall(@inbounds(ADDRESSES[33]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+    ccall(@inbounds(ADDRESSES[33]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream, config)
 
 # Same as ncclScatter, with options for this call.
 #
 # `config`: in, begun with NCCL_COLLCONFIG_INITIALIZER, read before the call returns; null for
 # ncclScatter itself. Blocks: never, as ncclScatter.
 @inline ncclScatterConfig(sendbuff, recvbuff, count, datatype, root, comm, stream, config) =
-    ccall(@inbounds(ADDRESSES[34]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, count, datatype, root, comm, stream, config)
+    ccall(@inbounds(ADDRESSES[34]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{ncclCollConfig_t},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream, config)
 
 # Chooses the encryption of the connections by which communicators are made from now on. All ranks
 # choose alike, or making a communicator fails with ncclInvalidUsage on all of them. With
@@ -870,7 +870,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 
 # Returns the meaning of a result code, a static text. Blocks: never.
 @inline ncclGetErrorString(result) =
-    ccall(@inbounds(ADDRESSES[40]), Cstring, (Cint,), result)
+    ccall(@inbounds(ADDRESSES[40]), Cstring, (Cint,), whole(Cint, :result, result))
 
 # Returns the text of the last error: of the communicator, if it has failed, else of this thread,
 # else of the process.
@@ -896,13 +896,13 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
 @inline ncclCommRevoke(comm, revokeFlags) =
-    ccall(@inbounds(ADDRESSES[43]), Cint, (Ptr{Cvoid}, Cint,), comm, revokeFlags)
+    ccall(@inbounds(ADDRESSES[43]), Cint, (Ptr{Cvoid}, Cint,), comm, whole(Cint, :revokeFlags, revokeFlags))
 
 # Gives memory of a communicator back to the system; until ncclCommResume it takes no operations.
 #
 # `flags`: NCCL_SUSPEND_MEM. No operation may be under way. Blocks: never.
 @inline ncclCommSuspend(comm, flags) =
-    ccall(@inbounds(ADDRESSES[44]), Cint, (Ptr{Cvoid}, Cint,), comm, flags)
+    ccall(@inbounds(ADDRESSES[44]), Cint, (Ptr{Cvoid}, Cint,), comm, whole(Cint, :flags, flags))
 
 # Lets a suspended communicator take operations again. Blocks: never.
 @inline ncclCommResume(comm) =
@@ -914,14 +914,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
 # all ranks of a host share is counted where it belongs to this rank. Blocks: never.
 @inline ncclCommMemStats(comm, stat, value) =
-    ccall(@inbounds(ADDRESSES[46]), Cint, (Ptr{Cvoid}, Cint, Ptr{UInt64},), comm, stat, value)
+    ccall(@inbounds(ADDRESSES[46]), Cint, (Ptr{Cvoid}, Cint, Ptr{UInt64},), comm, whole(Cint, :stat, stat), value)
 
 # Allocates memory of the calling thread's device that peers on this host map, so that collectives
 # use it in place.
 #
 # `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 @inline ncclMemAlloc(ptr, size) =
-    ccall(@inbounds(ADDRESSES[47]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, size)
+    ccall(@inbounds(ADDRESSES[47]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, whole(Csize_t, :size, size))
 
 # Frees memory from ncclMemAlloc; null is ignored. No operation may still use it. Blocks: on a
 # GPU until that has done everything, as cudaFree does.
@@ -996,7 +996,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # small.
 # Blocks: never.
 @inline ncclParamGet(h, out, maxLen, len) =
-    ccall(@inbounds(ADDRESSES[59]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Cint, Ptr{Cint},), h, out, maxLen, len)
+    ccall(@inbounds(ADDRESSES[59]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Cint, Ptr{Cint},), h, out, whole(Cint, :maxLen, maxLen), len)
 
 # Reads the variable of a name as text.
 #
@@ -1035,13 +1035,13 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # floats are multiplied in float32, integers wrap. An operation that uses it copies its input.
 # Blocks: never.
 @inline ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm) =
-    ccall(@inbounds(ADDRESSES[64]), Cint, (Ptr{Cint}, Ptr{Cvoid}, Cint, Cint, Ptr{Cvoid},), op, scalar, datatype, residence, comm)
+    ccall(@inbounds(ADDRESSES[64]), Cint, (Ptr{Cint}, Ptr{Cvoid}, Cint, Cint, Ptr{Cvoid},), op, scalar, whole(Cint, :datatype, datatype), whole(Cint, :residence, residence), comm)
 
 # Destroys an operation that ncclRedOpCreatePreMulSum made; earlier calls keep its scalar.
 #
 # `op`: in, of `comm`. Its number is never used again on `comm`. Blocks: never.
 @inline ncclRedOpDestroy(op, comm) =
-    ccall(@inbounds(ADDRESSES[65]), Cint, (Cint, Ptr{Cvoid},), op, comm)
+    ccall(@inbounds(ADDRESSES[65]), Cint, (Cint, Ptr{Cvoid},), whole(Cint, :op, op), comm)
 
 # Registers a buffer.
 #
@@ -1049,7 +1049,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # place by all ranks whether registered or not; other memory is read by the system's remote reads,
 # from some MiB on and where they are allowed. Blocks: never.
 @inline ncclCommRegister(comm, buff, size, handle) =
-    ccall(@inbounds(ADDRESSES[66]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}},), comm, buff, size, handle)
+    ccall(@inbounds(ADDRESSES[66]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}},), comm, buff, whole(Csize_t, :size, size), handle)
 
 # Ends the registration of a buffer.
 #
@@ -1064,7 +1064,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `winFlags`: NCCL_WIN_DEFAULT, or bits NCCL_WIN_COLL_SYMMETRIC and NCCL_WIN_STRICT_ORDERING; the
 # others fail with ncclInvalidUsage. Takes no address space; at most 64 at a time. Blocks: never.
 @inline ncclCommWindowRegister(comm, buff, size, win, winFlags) =
-    ccall(@inbounds(ADDRESSES[68]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}}, Cint,), comm, buff, size, win, winFlags)
+    ccall(@inbounds(ADDRESSES[68]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}}, Cint,), comm, buff, whole(Csize_t, :size, size), win, whole(Cint, :winFlags, winFlags))
 
 # Ends a window. No rank may still write into it. Its memory may be freed when no rank makes calls
 # on that rank's own memory in this window any more. Blocks: never.
@@ -1084,34 +1084,34 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # 0 to 15. `ctx`: below numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once
 # `peer` has registered the window.
 @inline ncclPutSignal(localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream) =
-    ccall(@inbounds(ADDRESSES[71]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Csize_t, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream)
+    ccall(@inbounds(ADDRESSES[71]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Csize_t, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), localbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :peer, peer), peerWin, whole(Csize_t, :peerWinOffset, peerWinOffset), whole(Cint, :sigIdx, sigIdx), whole(Cint, :ctx, ctx), whole(Cuint, :flags, flags), comm, stream)
 
 # Increments a signal of a rank of this host; data put before is there when the signal is seen.
 #
 # Arguments as for ncclPutSignal. Blocks: never.
 @inline ncclSignal(peer, sigIdx, ctx, flags, comm, stream) =
-    ccall(@inbounds(ADDRESSES[72]), Cint, (Cint, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), peer, sigIdx, ctx, flags, comm, stream)
+    ccall(@inbounds(ADDRESSES[72]), Cint, (Cint, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), whole(Cint, :peer, peer), whole(Cint, :sigIdx, sigIdx), whole(Cint, :ctx, ctx), whole(Cuint, :flags, flags), comm, stream)
 
 # Makes a stream wait for signals: for each descriptor, `opCnt` more than were waited for before.
 #
 # `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
 # waits.
 @inline ncclWaitSignal(nDesc, signalDescs, comm, stream) =
-    ccall(@inbounds(ADDRESSES[73]), Cint, (Cint, Ptr{ncclWaitSignalDesc_t}, Ptr{Cvoid}, Ptr{Cvoid},), nDesc, signalDescs, comm, stream)
+    ccall(@inbounds(ADDRESSES[73]), Cint, (Cint, Ptr{ncclWaitSignalDesc_t}, Ptr{Cvoid}, Ptr{Cvoid},), whole(Cint, :nDesc, nDesc), signalDescs, comm, stream)
 
 # Returns the number of devices of a kind: the host's processors, or the GPUs that the CUDA driver
 # shows; 0 GPUs without a driver of version 580 or newer.
 #
 # `count`: out. Blocks: never.
 @inline oxcclDeviceCount(kind, count) =
-    ccall(@inbounds(ADDRESSES[74]), Cint, (Cint, Ptr{Cint},), kind, count)
+    ccall(@inbounds(ADDRESSES[74]), Cint, (Cint, Ptr{Cint},), whole(Cint, :kind, kind), count)
 
 # Chooses the calling thread's device, for communicators and default streams to come.
 #
 # `index`: from 0 on; the host takes any, so that a laptop can stand for a larger machine.
 # Blocks: never.
 @inline oxcclDeviceSet(kind, index) =
-    ccall(@inbounds(ADDRESSES[75]), Cint, (Cint, Cint,), kind, index)
+    ccall(@inbounds(ADDRESSES[75]), Cint, (Cint, Cint,), whole(Cint, :kind, kind), whole(Cint, :index, index))
 
 # Returns the calling thread's device. `kind`, `index`: out. Blocks: never.
 @inline oxcclDeviceGet(kind, index) =
@@ -1121,7 +1121,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 @inline oxcclMemAlloc(ptr, size) =
-    ccall(@inbounds(ADDRESSES[77]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, size)
+    ccall(@inbounds(ADDRESSES[77]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, whole(Csize_t, :size, size))
 
 # Frees memory from oxcclMemAlloc or ncclMemAlloc, of any device; null is ignored. Blocks: on
 # a GPU until that has done everything, as cudaFree does.
@@ -1134,13 +1134,13 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
 # the host is not pinned.
 @inline oxcclMemcpyAsync(dst, src, bytes, stream) =
-    ccall(@inbounds(ADDRESSES[79]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Cvoid},), dst, src, bytes, stream)
+    ccall(@inbounds(ADDRESSES[79]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Cvoid},), dst, src, whole(Csize_t, :bytes, bytes), stream)
 
 # Sets `bytes` bytes to the low 8 bits of `value`, in the order of the stream.
 #
 # `dst`: out. Blocks: never.
 @inline oxcclMemsetAsync(dst, value, bytes, stream) =
-    ccall(@inbounds(ADDRESSES[80]), Cint, (Ptr{Cvoid}, Cint, Csize_t, Ptr{Cvoid},), dst, value, bytes, stream)
+    ccall(@inbounds(ADDRESSES[80]), Cint, (Ptr{Cvoid}, Cint, Csize_t, Ptr{Cvoid},), dst, whole(Cint, :value, value), whole(Csize_t, :bytes, bytes), stream)
 
 # Makes an event of the calling thread's device. `event`: out. Blocks: never.
 @inline oxcclEventCreate(event) =
@@ -1168,7 +1168,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Begins a capture: calls on the stream, and on streams that wait for its events, go into a graph
 # instead of being executed. Blocks: never.
 @inline oxcclStreamBeginCapture(stream, mode) =
-    ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Cint,), stream, mode)
+    ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Cint,), stream, whole(Cint, :mode, mode))
 
 # Ends the capture that began on this stream. `graph`: out. Blocks: never.
 @inline oxcclStreamEndCapture(stream, graph) =
@@ -1232,12 +1232,12 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks until the function before has had its lines and has returned: `user` may go then. Within
 # it: never.
 @inline oxcclSetLog(level, func, user) =
-    ccall(@inbounds(ADDRESSES[97]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
+    ccall(@inbounds(ADDRESSES[97]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), whole(Cint, :level, level), func, user)
 
 # Sets the number by which later operations of this thread are known in `oxccl ras` and in what it
 # dumps, such as the number of a training step; 0 for none. Blocks: never.
 @inline oxcclTag(tag) =
-    ccall(@inbounds(ADDRESSES[98]), Cint, (UInt64,), tag)
+    ccall(@inbounds(ADDRESSES[98]), Cint, (UInt64,), whole(UInt64, :tag, tag))
 
 # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
 # a launcher, of this process alone. The device's index becomes the rank on this host.
@@ -1255,7 +1255,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 @inline oxcclCommSetTimeout(comm, timeoutNs) =
-    ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
+    ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Int64,), comm, whole(Int64, :timeoutNs, timeoutNs))
 
 # Limits the time that communicators wait for the other ranks while they are made, instead of
 # OXCCL_INIT_TIMEOUT. It holds for those that the calling thread begins to make from now on, also
@@ -1266,7 +1266,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # had.
 # Blocks: never.
 @inline oxcclSetInitTimeout(timeoutNs) =
-    ccall(@inbounds(ADDRESSES[101]), Cint, (Int64,), timeoutNs)
+    ccall(@inbounds(ADDRESSES[101]), Cint, (Int64,), whole(Int64, :timeoutNs, timeoutNs))
 
 # Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
 # it. `stream`: out. Blocks: never.
@@ -1285,7 +1285,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Waits until a stream has done everything, at most `timeoutNs` nanoseconds (−1: for ever);
 # ncclInProgress when time is over. An asynchronous error of its work is returned once. Blocks.
 @inline oxcclStreamSynchronize(stream, timeoutNs) =
-    ccall(@inbounds(ADDRESSES[105]), Cint, (Ptr{Cvoid}, Int64,), stream, timeoutNs)
+    ccall(@inbounds(ADDRESSES[105]), Cint, (Ptr{Cvoid}, Int64,), stream, whole(Int64, :timeoutNs, timeoutNs))
 
 # Makes the stream's later work wait for an event. Blocks: never.
 @inline oxcclStreamWaitEvent(stream, event) =
@@ -1308,7 +1308,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on
 # `stream` says so.
 @inline oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[108]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[108]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, whole(Csize_t, :sendcount, sendcount), recvbuff, recvcounts, recvdispls, whole(Cint, :datatype, datatype), comm, stream)
 
 # Leaves in every rank's output the reduction of that rank's block of all inputs.
 #
@@ -1319,7 +1319,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # other: with equal counts ncclReduceScatter is the faster one. Blocks: never; complete when
 # oxcclStreamSynchronize on `stream` says so.
 @inline oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream) =
-    ccall(@inbounds(ADDRESSES[109]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
+    ccall(@inbounds(ADDRESSES[109]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, whole(Cint, :datatype, datatype), whole(Cint, :op, op), comm, stream)
 
 # Sends a separate part of every rank's input to every rank.
 #
@@ -1332,7 +1332,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # expected, and is otherwise as for ncclSend and ncclRecv. Cost: one message to and from every
 # rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[110]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[110]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, whole(Cint, :datatype, datatype), comm, stream)
 
 # Gathers the inputs of all ranks, of different lengths, in the root's output.
 #
@@ -1344,7 +1344,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # one message from every rank to the root.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[111]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[111]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, whole(Csize_t, :sendcount, sendcount), recvbuff, recvcounts, recvdispls, whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Sends every rank its part of the root's input; the parts may differ in length.
 #
@@ -1358,4 +1358,4 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on
 # `stream` says so.
 @inline oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[112]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[112]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, whole(Csize_t, :recvcount, recvcount), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)

@@ -47,6 +47,8 @@ Waits until rank `from` has sent so many signals of this number that nobody has 
 `stream = s`, makes the stream wait.
 """
 function wait_signals(c::Comm, signals::Tuple{Integer,Integer,Integer}...; stream = nothing)
-    list = [ncclWaitSignalDesc_t(count, from, number, 0) for (from, number, count) in signals]
+    list = map(collect(signals)) do (from, number, count)
+        ncclWaitSignalDesc_t(whole(Cint, "count", count), whole(Cint, "from", from), whole(Cint, "number", number), 0)
+    end
     return run(on -> ncclWaitSignal(length(list), list, open_handle(c), on), c, stream)
 end

@@ -42,6 +42,11 @@ function expect_error(f, code, text)
     @test "no error" == text
 end
 
+function expect_argument_error(f, text)
+    e = try f(); nothing catch e; e end
+    @test e isa ArgumentError && occursin(text, e.msg)
+end
+
 # A small number in a type that Julia may know the bits of only.
 number(::Type{T}, value) where {T<:Real} = T(value)
 number(::Type{BF16}, value) = BF16(bits(value, 7, 127))
@@ -307,7 +312,9 @@ end
             @test_throws ArgumentError OxCCL.split(c, 0, 0; wrong => value)
         end
         @test_throws ArgumentError OxCCL.split(c, 0, 0, commName = "a\0b")
-        @test_throws InexactError OxCCL.split(c, 0, 0, maxCTAs = 1 << 40)
+        expect_argument_error(() -> OxCCL.split(c, 0, 0, maxCTAs = 1 << 40), "maxCTAs is 1099511627776; expected a whole")
+        expect_argument_error(() -> OxCCL.split(c, 0, 0, commName = 5), "commName is 5; expected a text")
+        expect_argument_error(() -> OxCCL.split(c, 0, 0, init_timeout = NaN), "init_timeout is NaN; expected a number of seconds")
         close(c)
     end
     expect_error(() -> Comm(2, UniqueId(), 0, init_timeout = 0.001), OxCCL.ncclSystemError, "1 of 2 ranks did not come")
@@ -332,6 +339,14 @@ end
                                 ("argument maxCTAs is 65", (maxCTAs = 65,)),
                                 ("argument oxcclOptionDeadlineMs is 0", (deadline = 0,)))
             expect_error(() -> Allreduce!([1], +, c; options...), ncclInvalidArgument, text)
+        end
+        for (text, options) in (("maxCTAs is \"4\"; expected a whole number", (maxCTAs = "4",)),
+                                ("userProfilerTag is -1; expected a whole number from 0", (userProfilerTag = -1,)),
+                                ("algSelection is 5; expected a text", (algSelection = 5,)),
+                                ("plan is 5; expected a text", (plan = 5,)),
+                                ("deterministic is 2; expected true or false", (deterministic = 2,)),
+                                ("deadline is \"1\"; expected a number of seconds", (deadline = "1",)))
+            expect_argument_error(() -> Allreduce!([1], +, c; options...), text)
         end
         @test_throws ArgumentError Allreduce!([1], +, c; size = 1)
         @test_throws ArgumentError Allreduce!([1], +, c; plan = "a\0b")
@@ -440,6 +455,28 @@ end
         expect_error(() -> VBuffer(x, [1], [typemax(Int)]), ncclInvalidArgument, "others is not in an array of 3")
         expect_error(() -> Gatherv!(x, nothing, c.rank, c), ncclInvalidArgument, "the root needs a VBuffer")
         expect_error(() -> Reduce_scatterv!(x, x, [1, 1, 0, 0], +, c), ncclInvalidArgument, "send has 3 elements; expected 2")
+        large = 1 << 40
+        for (call, text) in [
+            (() -> Bcast!(x, large, c)) => "root is $large; expected a whole number from -2147483648 to 2147483647",
+            (() -> Send(x, large, c)) => "peer is $large",
+            (() -> signal(0, large, c)) => "sigIdx is $large",
+            (() -> wait_signals(c, (large, 0, 1))) => "from is $large",
+            (() -> OxCCL.split(c, large, 0)) => "color is $large",
+            (() -> shrink(c, [large])) => "a rank of exclude is $large",
+            (() -> shrink(c, ["1"])) => "a rank of exclude is \"1\"",
+            (() -> grow(c, large)) => "nRanks is $large",
+            (() -> Comm(large, UniqueId(), 0, init_timeout = 1)) => "nranks is $large",
+            (() -> OxCCL.timeout!(c, NaN)) => "seconds is NaN",
+            (() -> VBuffer(x, [1.5])) => "counts is [1.5]; expected a whole number for each rank",
+            (() -> VBuffer(x, nothing)) => "counts is nothing",
+            (() -> VBuffer(x, [1], ["0"])) => "displs is [\"0\"]",
+            (() -> Scatter([1.0], Int, c.rank, c)) => "of type Float64; expected Int64",
+            (() -> alloc(Float32, -1)) => "dims are (-1,)",
+            (() -> alloc(Float32, large, large)) => "for at most 9223372036854775807 bytes",
+            (() -> alloc(String, 1)) => "elements of type String; expected a type of plain bits",
+        ]
+            expect_argument_error(call, text)
+        end
         expect_error(() -> group(() -> Comm(1, UniqueId(), 0)), ncclInvalidUsage, "cannot be made in a group")
         # The data would not be there yet.
         expect_error(() -> group(() -> group(() -> Allreduce!(x, +, c))), ncclInvalidUsage, "cannot wait in a group")

@@ -5,6 +5,13 @@ use crate::model::{Kind, Model, Type, Value};
 
 const KEYWORDS: [&str; 4] = ["end", "function", "type", "begin"];
 
+/// The types of numbers that are checked before they are passed: `whole` of the package says what
+/// does not fit.
+const CHECKED: [&str; 11] = [
+    "Cint", "Cuint", "Csize_t", "Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32", "Int64",
+    "UInt64",
+];
+
 /// Returns the text of the one generated file.
 pub(super) fn raw(model: &Model) -> String {
     let mut out = format!("# {NOTE}\n# The C interface, name by name.\n");
@@ -56,9 +63,13 @@ pub(super) fn raw(model: &Model) -> String {
             const ADDRESSES = fill(C_NULL, length(FUNCTIONS))\n";
     for (i, (d, parameters, output)) in functions(model).enumerate() {
         let names: Vec<_> = parameters.iter().map(|p| free(&p.name, &KEYWORDS)).collect();
-        let types: String =
-            parameters.iter().map(|p| format!("{}, ", julia(model, &p.what))).collect();
-        let arguments: String = names.iter().map(|n| format!(", {n}")).collect();
+        let types: Vec<_> = parameters.iter().map(|p| julia(model, &p.what)).collect();
+        let argument = |(name, ty): (&String, &String)| match CHECKED.contains(&&**ty) {
+            true => format!(", whole({ty}, :{name}, {name})"),
+            false => format!(", {name}"),
+        };
+        let arguments: String = names.iter().zip(&types).map(argument).collect();
+        let types: String = types.iter().map(|ty| format!("{ty}, ")).collect();
         out += &format!(
             "\n{}@inline {}({}) =\n    ccall(@inbounds(ADDRESSES[{}]), {}, ({}){arguments})\n",
             comment(&d.doc, "#"),
