@@ -233,6 +233,15 @@ fn a_forced_selection_that_does_not_serve_is_refused_and_names_what_does() {
         fails(refused, ncclResult_t::ncclInvalidUsage, "all_reduce of 400 bytes per block here");
         assert!(last_error().contains("two_shot"), "{}", last_error());
     }
+    let wrong = call(0, (&input, &mut output), of, Some(&selecting(c"ring,TREES", true)));
+    fails(
+        wrong,
+        ncclResult_t::ncclInvalidArgument,
+        "algSelection is \"ring,TREES\" with \"TREES\"",
+    );
+    let told = last_error();
+    let names = ["two_shot_mapped, ", "COLLNET_DIRECT, ", "also with _LL or _LL128 or _SIMPLE"];
+    assert!(names.into_iter().all(|name| told.contains(name)), "{told}");
     // Nothing was launched.
     assert_eq!(results(&world, 0, None), results(&world, 0, Some(&selecting(c"switch", false))));
 }

@@ -241,17 +241,9 @@ unsafe fn text(pointer: *const c_char) -> String {
 /// Reads algSelection.
 fn selection(text: &str, function: &'static str) -> Result<Option<Selection>> {
     Selection::parse(text).map_err(|name| {
-        let expected = format!(
-            "names of algorithms, separated by commas: {}, or NCCL's, as RING or TREE_LL",
-            names()
-        );
-        Error::argument(function, "algSelection", format!("{text:?} with {name:?}"), expected)
+        let got = format!("{text:?} with {name:?}");
+        Error::argument(function, "algSelection", got, Selection::accepted())
     })
-}
-
-/// Returns the names of all algorithms.
-fn names() -> String {
-    GENERATORS.iter().map(|generator| generator.name).collect::<Vec<_>>().join(", ")
 }
 
 /// Reads this library's options of a list.
@@ -331,6 +323,7 @@ unsafe fn extension(
                 return Err(wrong("algSelection or this option, not both".to_owned()));
             }
             let plan = GENERATORS.iter().find(|generator| generator.name == name);
+            let names = || GENERATORS.iter().map(|g| g.name).collect::<Vec<_>>().join(", ");
             let plan = plan.ok_or_else(|| wrong(format!("one of {}", names())))?;
             (options.selection, options.forced) = (Some(plan.algorithm.into()), true);
         }

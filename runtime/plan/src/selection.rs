@@ -49,6 +49,18 @@ impl Selection {
         Ok(Some(selection))
     }
 
+    /// Returns what [`parse`](Self::parse) accepts, for errors about other texts.
+    pub fn accepted() -> String {
+        let ours: Vec<_> = GENERATORS.iter().map(|generator| generator.name).collect();
+        format!(
+            "names of algorithms with commas between them: {}, or NCCL's {}, also with {} behind \
+             them; ^ before the list excludes what it names",
+            ours.join(", "),
+            TunerAlgorithm::ALL.map(TunerAlgorithm::name).join(", "),
+            TunerProtocol::ALL.map(|protocol| format!("_{}", protocol.name())).join(" or ")
+        )
+    }
+
     fn add(&mut self, name: &str) -> Option<()> {
         if let Some(generator) = GENERATORS.iter().find(|g| g.name == name) {
             self.algorithms |= 1 << generator.algorithm as u32;
@@ -165,5 +177,16 @@ mod tests {
         {
             assert_eq!(Selection::parse(text), Err(name));
         }
+    }
+
+    #[test]
+    fn all_names_that_are_accepted_are_told() {
+        let text = Selection::accepted();
+        let (_, list) = text.split_once(": ").expect("a list");
+        let (list, _) = list.split_once(", also with _LL or _LL128 or _SIMPLE").expect("protocols");
+        let told: Vec<_> = list.replace("or NCCL's ", "").split(", ").map(str::to_owned).collect();
+        let ours = GENERATORS.iter().map(|generator| generator.name);
+        let names: Vec<_> = ours.chain(TunerAlgorithm::ALL.map(TunerAlgorithm::name)).collect();
+        assert_eq!(told, names);
     }
 }
