@@ -1,11 +1,11 @@
 //! Calls that differ between ranks: every rank is told which, whatever the pair, with no deadline
 //! set.
 
-use oxccl_plan::{Collective, DataType};
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::comm::{Communicator, Holder, Options};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::op::Transfer;
+use oxccl_runtime::op::{Call, Transfer};
 use oxccl_runtime::{Code, Result, bootstrap, group};
 use oxccl_tests::job::Job;
 use oxccl_tests::mismatch::{Case, cases, names_both, outcome};
@@ -86,6 +86,53 @@ fn every_pair_of_differing_calls_is_reported_on_all_ranks() {
             });
         }
     });
+}
+
+/// Makes a collective of so many numbers and waits for it.
+fn collective(
+    (comm, stream): (&Arc<Communicator>, &Arc<Stream>),
+    kind: Collective,
+    root: u32,
+    count: usize,
+) -> Result<()> {
+    let (input, mut output) = (vec![1f32; count], vec![0f32; count]);
+    let call = Call {
+        spec: Spec::new(kind, comm.nranks(), root),
+        input: input.as_ptr().cast(),
+        output: output.as_mut_ptr().cast(),
+        count: count as u64,
+        dtype: DataType::Float32,
+        op: ReduceOp::Sum,
+        scale: None,
+    };
+    group::collective(comm, &call, stream)?;
+    assert!(stream.synchronize(Some(Duration::from_secs(60)))?, "it hangs");
+    Ok(())
+}
+
+/// Each root gives and takes nothing: the next call in which one waits for the other tells, however
+/// many calls follow.
+#[test]
+fn two_roots_of_a_small_broadcast_are_told_at_the_next_call_that_waits() {
+    for (count, after) in [(1, 1), (100, 1), (4000, 1), (4000, 4000), (1, 4000)] {
+        let comms = communicators(2);
+        std::thread::scope(|scope| {
+            for comm in &comms {
+                scope.spawn(move || {
+                    let on = (comm, &Stream::new());
+                    let broadcast = collective(on, Collective::Broadcast, comm.rank(), count);
+                    let call = |_| collective(on, Collective::AllReduce, 0, after).err();
+                    let told = broadcast.err().or_else(|| (0..20_000).find_map(call));
+                    assert!(told.is_some(), "{count} and {after}: nobody noticed");
+                    let error = comm.failure().expect("it has failed");
+                    let text = error.to_string();
+                    let roots = text.contains("root 0") && text.contains("root 1");
+                    assert!(names_both(&error) && roots, "{text}");
+                });
+            }
+        });
+        comms.iter().for_each(|comm| comm.destroy().expect("it is told"));
+    }
 }
 
 #[test]

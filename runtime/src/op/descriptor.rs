@@ -278,6 +278,19 @@ pub struct Label {
     pub tag: u32,
 }
 
+impl Label {
+    /// Returns the label of a collective whose tag stands for all collectives so far, too: `before`
+    /// is that tag of the collective before. Two such tags differ, but for collisions, if any of
+    /// these collectives differ.
+    #[inline]
+    pub const fn behind(self, before: u32) -> Self {
+        // For each tag this maps different tags before to different results, and the other way
+        // round: a difference stays.
+        let tag = (before.rotate_left(5) ^ self.tag).wrapping_mul(GOLDEN as u32);
+        Self { tag, ..self }
+    }
+}
+
 impl From<Descriptor> for Label {
     fn from(descriptor: Descriptor) -> Self {
         Self { descriptor, tag: descriptor.tag() }
@@ -287,6 +300,22 @@ impl From<Descriptor> for Label {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_difference_stays_in_the_tags_of_all_collectives_so_far() {
+        let label = |root, count| {
+            let spec = Spec::new(Collective::Broadcast, 8, root);
+            let (dtype, op) = (DataType::Int8, ReduceOp::Sum);
+            Label::from(Descriptor::collective(&spec, dtype, op, false, count))
+        };
+        let [mut ours, mut theirs] = [0, 1].map(|root| label(root, 4).behind(0).tag);
+        for count in 0..10_000 {
+            assert_ne!(ours, theirs, "after {count}");
+            [ours, theirs] = [ours, theirs].map(|before| label(0, count).behind(before).tag);
+        }
+        assert_eq!(label(0, 4).behind(7), label(0, 4).behind(7));
+        assert_ne!(label(0, 4).behind(7), label(0, 4).behind(8));
+    }
 
     #[test]
     fn every_difference_shows_in_tag_and_text() {

@@ -65,8 +65,9 @@ impl CurrentOp {
     }
 }
 
-/// Fails when a peer that has signalled in this collective executes another one. For direct plans
-/// only: there a rank is its own place in the segment.
+/// Fails when a peer that has signalled in this collective executes another one, or has executed
+/// another one before. `label` has the tag of all collectives so far. For direct plans only: there
+/// a rank is its own place in the segment.
 #[inline(always)]
 pub(crate) fn compare(
     rank: &Rank,
@@ -78,8 +79,20 @@ pub(crate) fn compare(
     if segment.agrees(peer as usize, seq, label) {
         return Ok(());
     }
-    let theirs = segment.announced(peer as usize, seq);
-    Err(CurrentOp::Collective(*label, seq).differs(rank, peer, theirs.ok_or("something else")))
+    Err(disagreement(rank, segment, label, seq, peer))
+}
+
+/// Returns the error for a peer that does not agree: about the first collective that differs, as
+/// far as it is remembered.
+#[cold]
+fn disagreement(rank: &Rank, segment: &Segment, label: &Label, seq: u64, peer: u32) -> Error {
+    let places = [rank.number as usize, peer as usize];
+    let mut from = seq.saturating_sub(RING);
+    let found = differing(rank, segment, (peer, places), &mut from, seq.wrapping_add(1));
+    found.unwrap_or_else(|| {
+        let theirs = Err("something else, or did before");
+        CurrentOp::Collective(*label, seq).differs(rank, peer, theirs)
+    })
 }
 
 /// Returns the error for a message that another operation sent.
@@ -92,22 +105,19 @@ pub(crate) fn unexpected(rank: &Rank, doing: CurrentOp, peer: u32, message: &Mes
 }
 
 /// Returns the error that an operation without progress can find: the failure of a peer, or a peer
-/// that executes another operation.
-pub(crate) fn look_around(rank: &Rank, doing: CurrentOp) -> Option<Error> {
+/// that executes another operation, after a `long` wait also one that did so before.
+pub(crate) fn look_around(rank: &Rank, doing: CurrentOp, long: bool) -> Option<Error> {
     if let Some(error) = rank.hear() {
         return Some(error);
     }
-    let peers = (0..rank.nranks).filter(|&p| p != rank.number);
-    if let (CurrentOp::Collective(label, seq), Some(segment)) = (doing, &rank.segment) {
-        for peer in peers {
-            let place = rank.local[peer as usize];
-            let theirs = place.and_then(|local| segment.announced(local, seq));
-            if let Some(theirs) = theirs.filter(|d| *d != label.descriptor) {
-                return Some(doing.differs(rank, peer, Ok(theirs)));
-            }
-        }
-    }
-    None
+    let CurrentOp::Collective(_, seq) = doing else { return None };
+    let (segment, own) = rank.place()?;
+    let mut peers = (0..rank.nranks).filter(|&p| p != rank.number);
+    peers.find_map(|peer| {
+        let places = [own, rank.local[peer as usize]?];
+        let mut from = if long { seq.saturating_sub(RING) } else { seq };
+        differing(rank, segment, (peer, places), &mut from, seq.wrapping_add(1))
+    })
 }
 
 /// The latest notices of a peer on another host about its operations.
@@ -190,6 +200,19 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
     let (own, place) = (rank.local[rank.number as usize]?, rank.local[peer as usize]?);
     let end = rank.links()?.begun()?;
     *from = (*from).max(end.saturating_sub(RING));
+    differing(rank, segment, (peer, [own, place]), from, end)
+}
+
+/// Returns the error for the first collective before `end` that differs between this rank, whose
+/// place in the segment is `own`, and a peer, as far as both remember it. Advances `from`, the
+/// number of the first collective to compare.
+fn differing(
+    rank: &Rank,
+    segment: &Segment,
+    (peer, [own, place]): (u32, [usize; 2]),
+    from: &mut u64,
+    end: u64,
+) -> Option<Error> {
     while *from < end {
         let theirs = segment.announced(place, *from);
         if let (Some(ours), Some(theirs)) = (segment.announced(own, *from), theirs)

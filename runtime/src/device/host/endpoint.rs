@@ -54,6 +54,8 @@ pub struct State {
     pub carriers: CarrierCounts,
     /// Collectives begun so far.
     pub collectives: u64,
+    /// The tag of all of these.
+    pub calls_tag: u32,
     /// The last [`HISTORY`] collectives, with their numbers, for peers that cannot look them up.
     pub history: Vec<(u64, Descriptor)>,
     /// The last collective in which each peer was found to do the same as this rank.
@@ -125,6 +127,7 @@ impl Endpoint {
             entry_need: [start; 2],
             carriers: CarrierCounts::default(),
             collectives: 0,
+            calls_tag: 0,
             history: Vec::new(),
             compared: vec![u64::MAX; nranks],
             own_signals: HashMap::new(),

@@ -450,7 +450,7 @@ impl Running {
             Kind::Exchange(_) => CurrentOp::Exchange(None, endpoint.state().collectives),
             Kind::OneSided(_) => CurrentOp::OneSided(endpoint.state().collectives),
         };
-        if let Some(error) = look_around(&endpoint.rank, doing) {
+        if let Some(error) = look_around(&endpoint.rank, doing, long) {
             return endpoint.rank.fail(error);
         }
         if long {

@@ -279,14 +279,17 @@ impl Segment {
         number != 0 && number.wrapping_sub(seq.wrapping_add(1) as u32) as i32 >= 0
     }
 
-    /// Returns whether a rank that has signalled in its collective `seq` does what `label` says.
+    /// Returns whether a rank that has signalled in its collective `seq` does what `label` says. Of
+    /// a rank that is far ahead only the descriptor is known, or nothing.
     #[inline(always)]
     pub fn agrees(&self, local: usize, seq: u64, label: &Label) -> bool {
+        let number = seq.wrapping_add(1) << 32;
         let word = self.tag(local, seq).load(Ordering::Relaxed);
-        if word == (seq.wrapping_add(1) << 32) | u64::from(label.tag) {
+        if word == number | u64::from(label.tag) {
             return true;
         }
-        self.announced(local, seq).is_none_or(|theirs| theirs == label.descriptor)
+        let is_kept = word >> 32 == number >> 32;
+        !is_kept && self.announced(local, seq).is_none_or(|theirs| theirs == label.descriptor)
     }
 
     /// Writes this rank's failure record and sets its state.
@@ -721,6 +724,7 @@ mod tests {
             assert!(segment.has_begun(0, seq) && !segment.has_begun(0, seq.wrapping_add(RING)));
             assert!(segment.agrees(0, seq, &label(seq)));
             assert!(!segment.agrees(0, seq, &label(seq ^ 9)));
+            assert!(!segment.agrees(0, seq, &label(seq).behind(1)), "other calls before");
         }
         // A rank that is far ahead is not at fault.
         (200..300).for_each(|seq| segment.announce(0, seq, &label(seq)));

@@ -14,11 +14,13 @@ impl VisitState<'_> {
     pub(super) fn announce(&mut self) {
         self.run.seq = self.state.collectives;
         self.state.collectives += 1;
+        self.run.so_far = self.run.label.behind(self.state.calls_tag);
+        self.state.calls_tag = self.run.so_far.tag;
         let (endpoint, run) = (self.endpoint, &mut *self.run);
         if let (Some(segment), Some(own)) =
             (&endpoint.rank.segment, endpoint.rank.local[endpoint.rank.number as usize])
         {
-            segment.announce(own, run.seq, &run.label);
+            segment.announce(own, run.seq, &run.so_far);
         }
         if self.state.networked {
             let entry = (run.seq, run.label.descriptor);
@@ -31,12 +33,12 @@ impl VisitState<'_> {
         run.stage = if run.call.count == 0 { Stage::Draining } else { Stage::Announced };
     }
 
-    /// Fails if a peer that has signalled does something else.
+    /// Fails if a peer that has signalled does something else, or did before.
     #[inline(always)]
     pub(super) fn compare(&mut self, peer: u32) -> Quick<()> {
         let (seq, known) = (self.run.seq, self.state.compared[peer as usize]);
         if known != seq && peer != self.endpoint.rank.number {
-            agreement::compare(&self.endpoint.rank, self.segment()?, &self.run.label, seq, peer)?;
+            agreement::compare(&self.endpoint.rank, self.segment()?, &self.run.so_far, seq, peer)?;
             self.state.compared[peer as usize] = seq;
         }
         Ok(())

@@ -84,6 +84,8 @@ pub struct Running {
     programs: Arc<Programs>,
     call: Call,
     label: Label,
+    /// The same with the tag of all collectives so far, by which ranks that share memory compare.
+    so_far: Label,
     /// The number of the call among the communicator's collectives.
     seq: u64,
     geometry: Geometry,
@@ -131,7 +133,7 @@ impl Running {
     pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: &Call) -> Self {
         let room = capacity(endpoint.edge_slot_bytes, call.dtype);
         let carrier = programs.any.carrier;
-        let label = programs.descriptor(call).into();
+        let label: Label = programs.descriptor(call).into();
         let stage = if call.scale.is_some() { Stage::Scaling } else { Stage::New };
         let (seq, phase_base, window, round, step, cursor) = (0, 0, 0, 0, 0, 0);
         Self {
@@ -139,6 +141,7 @@ impl Running {
             programs,
             call: *call,
             label,
+            so_far: label,
             seq,
             stage,
             mapped_here: false,
@@ -185,9 +188,11 @@ impl Running {
         CurrentOp::Collective(self.label, self.seq)
     }
 
-    /// Returns the mark of this operation's packets. Packets of another operation never match it.
+    /// Returns the mark of this operation's packets. Packets of another operation never match it,
+    /// nor those of a rank that has made other calls before: of two roots of a broadcast each gives
+    /// and takes nothing, so that only later calls can tell.
     fn packet_mark(&self) -> u64 {
-        self.phase_base.wrapping_add(1).wrapping_add(u64::from(self.label.tag) << 32)
+        self.phase_base.wrapping_add(1).wrapping_add(u64::from(self.so_far.tag) << 32)
     }
 
     fn by_packets(&self) -> bool {
