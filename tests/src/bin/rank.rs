@@ -375,7 +375,7 @@ fn survive(id_file: &str) -> Result<()> {
 /// All-reduces bytes, and waits for the end of that.
 fn reduce_bytes(
     comm: &Arc<Communicator>,
-    stream: &Stream,
+    stream: &Arc<Stream>,
     input: &[u8],
     output: &mut [u8],
 ) -> Result<()> {
