@@ -101,14 +101,16 @@ pub enum Error {
     )]
     Remote { site: Site, why: String },
     #[error(
-        "rank {} waited {waited_ms} ms{}{}, the limit set by oxcclCommSetTimeout, OXCCL_TIMEOUT or \
-         the call; {}",
-        site.rank, site.awaited(), site.within(),
+        "rank {} waited {waited_ms} ms{}{}{}, the limit set by oxcclCommSetTimeout, OXCCL_TIMEOUT \
+         or the call; {}",
+        site.rank, site.awaited(), through(over), site.within(),
         if found.is_empty() { "look at what that rank is doing" } else { found }
     )]
     Deadline {
         site: Site,
         waited_ms: u64,
+        /// The network between the two ranks, with its plugin; empty on one host.
+        over: String,
         /// The cause of the standstill, as the processes of this host record it; empty if unknown.
         found: String,
     },
@@ -172,6 +174,11 @@ impl Code {
         .find(|code| *code as i32 == number)
         .unwrap_or(Code::InternalError)
     }
+}
+
+/// Returns the part of a text that names the network between two ranks; empty if there is none.
+fn through(network: &str) -> String {
+    if network.is_empty() { String::new() } else { format!(" over {network}") }
 }
 
 /// The remedy for a rank that was awaited for too long, where it is not known what it does.
@@ -309,9 +316,10 @@ impl Error {
     pub fn cause(&self, rank: u32) -> String {
         match self {
             Error::Remote { why, .. } => format!("{why} (reported by rank {rank})"),
-            Error::Deadline { site, waited_ms, found } => format!(
-                "rank {rank} gave up waiting{} after {waited_ms} ms{}{}",
+            Error::Deadline { site, waited_ms, over, found } => format!(
+                "rank {rank} gave up waiting{}{} after {waited_ms} ms{}{}",
                 site.awaited(),
+                through(over),
                 site.within(),
                 if found.is_empty() { LOOK.to_owned() } else { format!(": {found}") }
             ),

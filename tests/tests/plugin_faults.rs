@@ -125,9 +125,9 @@ fn what_never_connects_is_never_taken_or_never_completes_ends_with_the_limits() 
             ("never completes", None, "net Fixture: "),
             ("null send", None, "net Fixture: "),
             ("null receive", None, "net Fixture: "),
-            ("never completes", Some("100"), "rank "),
-            ("null send", Some("10"), "rank "),
-            ("null receive", Some("10"), "rank "),
+            ("never completes", Some("100"), " over net plugin Fixture ("),
+            ("null send", Some("10"), " over net plugin Fixture ("),
+            ("null receive", Some("10"), " over net plugin Fixture ("),
         ] {
             let plugin = &plugin;
             scope.spawn(move || {

@@ -81,6 +81,7 @@ impl Rank {
         self.note_loss(&error);
         self.explain(&mut error);
         self.name_place(&mut error);
+        self.name_network(&mut error);
         if self.failure.set(error.clone()).is_err() {
             // Return only when the peers can see the failure: from then on they write no more.
             while !self.failed.load(Ordering::Acquire) {
@@ -120,6 +121,18 @@ impl Rank {
         let _ = write!(why, ", rank {} being process {pid}", site.peer);
         if let Some(host) = host {
             let _ = write!(why, " on the host {host}");
+        }
+    }
+
+    /// Adds to the error of an operation that waited too long for a rank of another host the
+    /// network between the two.
+    fn name_network(&self, error: &mut Error) {
+        let Error::Deadline { site, over, .. } = error else { return };
+        let is_far = |peer: u32| self.local.get(peer as usize).is_some_and(Option::is_none);
+        if let Some(network) = self.network.get()
+            && u32::try_from(site.peer).is_ok_and(is_far)
+        {
+            over.clone_from(network);
         }
     }
 
@@ -236,7 +249,7 @@ impl Rank {
             op_seq: self.recorder.finished.load(Ordering::Acquire),
             operation,
         };
-        Error::Deadline { site, waited_ms, found: String::new() }
+        Error::Deadline { site, waited_ms, over: String::new(), found: String::new() }
     }
 }
 
@@ -419,6 +432,22 @@ mod tests {
         let far = "its connection closed, rank 1 being process 72 on the host 192.0.2.2; ";
         assert!(text(vec![Some(0), None]).contains(far));
         assert!(text(vec![Some(0), Some(1)]).contains(near));
+    }
+
+    #[test]
+    fn a_limit_names_the_network_to_a_rank_of_another_host() {
+        let text = |places: Vec<Option<usize>>| {
+            let rank = Rank::new(0, places, None, vec![0; 2]);
+            rank.set_network("net plugin Rope (rope.so, v11)".to_owned());
+            rank.fail(rank.deadline_error(Awaited { peer: 1, step: 2 }, "reduce", 500));
+            let failure = rank.failure().expect("it failed");
+            [failure.to_string(), failure.cause(0)]
+        };
+        let [own, told] = text(vec![Some(0), None]);
+        let over = " for rank 1 over net plugin Rope (rope.so, v11) ";
+        assert!(own.starts_with("rank 0 waited 500 ms") && own.contains(over), "{own}");
+        assert!(told.starts_with("rank 0 gave up waiting") && told.contains(over), "{told}");
+        assert!(text(vec![Some(0), Some(1)]).iter().all(|text| !text.contains("Rope")));
     }
 
     #[test]

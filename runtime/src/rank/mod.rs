@@ -83,6 +83,8 @@ pub struct Rank {
     /// The peers that have died, in this order, and the reasons why they are believed dead.
     deaths: Mutex<Vec<(u32, Death)>>,
     roster: OnceLock<Arc<Roster>>,
+    /// The network that carries data between hosts, as errors name it; unset on one host.
+    network: OnceLock<String>,
     failed: AtomicBool,
     failure: OnceLock<Error>,
     /// Set once the user was told of the failure.
@@ -117,6 +119,7 @@ impl Rank {
             connector: OnceLock::new(),
             deaths: Mutex::default(),
             roster: OnceLock::new(),
+            network: OnceLock::new(),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
             delivered: AtomicBool::new(false),
@@ -143,6 +146,11 @@ impl Rank {
     /// Ties the rank to its GPU, whose kernels end with it.
     pub fn set_accelerator(&self, accelerator: Weak<dyn Accelerator>) {
         let _ = self.accelerator.set(accelerator);
+    }
+
+    /// Notes which network carries data between hosts, as errors name it.
+    pub fn set_network(&self, network: String) {
+        let _ = self.network.set(network);
     }
 
     fn accelerator(&self) -> Option<Arc<dyn Accelerator>> {

@@ -42,6 +42,8 @@ pub(super) struct Links {
     pub(super) device: Option<Properties>,
     /// The names of the network and its device, and over TCP the address of this rank.
     pub(super) net: Option<String>,
+    /// The network in errors, with its plugin.
+    pub(super) label: Option<String>,
     /// The control connections, by rank; `None` for ranks of this host, and without one.
     pub(super) controls: Vec<Option<Arc<Control>>>,
     /// The way to the ranks that are connected at first use; `None` if all are connected.
@@ -86,7 +88,7 @@ pub(super) fn connect(
     if chosen.net.is_open_to_strangers() {
         net_name += &format!(" ({})", need.address.ip());
     }
-    let (net, threads) = ((chosen.net, chosen.device), chosen.threads);
+    let (net, threads, label) = ((chosen.net, chosen.device), chosen.threads, chosen.label);
     let data = (net, (lanes, slot_bytes));
     let mut making = match members.connects_at_first_use() {
         false => {
@@ -112,8 +114,8 @@ pub(super) fn connect(
             let links = making.finish(options.init_limit())?;
             let switch = switch::connect(identity, members, rendezvous, slot_bytes)?;
             let threads = threads + usize::from(switch.is_some());
-            let (device, net) = (Some(net_device), Some(net_name));
-            return Ok(Links { threads, switch, device, net, ..links });
+            let (device, net, label) = (Some(net_device), Some(net_name), Some(label));
+            return Ok(Links { threads, switch, device, net, label, ..links });
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;

@@ -245,6 +245,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let own = Arc::new(members.own(segment).recorded_by(identified(recorder, facts.comm, member)));
     recorder::set_address(members.address(rank).ip());
     own.set_roster(members.roster(facts.comm));
+    links.label.take().into_iter().for_each(|label| own.set_network(label));
     links.add_unconnected(&own, &members, &mut edges)?;
     let parts = Parts {
         edges,
@@ -276,8 +277,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
     comm.reductions = reductions.unwrap_or_default();
-    comm.tuner = tuner;
-    comm.profiler = profiler;
+    (comm.tuner, comm.profiler) = (tuner, profiler);
     links::watch(&own, signs)?;
     apply_timeout(&comm);
     own.recorder.enter(Stage::Running);

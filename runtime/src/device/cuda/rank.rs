@@ -518,8 +518,8 @@ impl CudaRank {
         };
         match fault {
             abi::FAULT_DEADLINE => {
-                let (waited_ms, found) = (control.limit_ns / 1_000_000, String::new());
-                Some(Error::Deadline { site, waited_ms, found })
+                let waited_ms = control.limit_ns / 1_000_000;
+                Some(Error::Deadline { site, waited_ms, over: String::new(), found: String::new() })
             }
             abi::FAULT_MISMATCH => {
                 let theirs = Descriptor::from_words(control.their_what, control.their_count);

@@ -90,6 +90,8 @@ pub(crate) struct Chosen {
     pub(crate) device: usize,
     /// The threads that make the network's calls; none where the waiting ones do.
     pub(crate) threads: usize,
+    /// The name of the network in errors, with its plugin.
+    pub(crate) label: String,
 }
 
 impl Chosen {
@@ -140,7 +142,8 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
                 let own = if own == plugin.name { String::new() } else { format!(" of {own}") };
                 let text = format!("{label}: device {device}{own} is used");
                 log::line(Level::Info, Subsystem::Net, &text);
-                return Ok(Chosen { net: Arc::new(net), device, threads: 1 });
+                let label = label.clone();
+                return Ok(Chosen { net: Arc::new(net), device, threads: 1, label });
             }
             Err(why) => {
                 warn_first(&format!("{label}: refused, {why}"));
@@ -149,7 +152,8 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
         }
     }
     if admits(tcp.name()) {
-        return Ok(Chosen { net: Arc::new(tcp), device: 0, threads: 0 });
+        let label = format!("net {}", tcp.name());
+        return Ok(Chosen { net: Arc::new(tcp), device: 0, threads: 0, label });
     }
     names.push(tcp.name().to_owned());
     let wanted = need.name.unwrap_or_default();
