@@ -33,7 +33,7 @@ impl CurrentCall {
     }
 
     /// Returns the same with another limit of a call.
-    pub(super) fn with_limit(label: String, hint: &'static str, limit: Duration) -> Self {
+    pub(crate) fn with_limit(label: String, hint: &'static str, limit: Duration) -> Self {
         let (since_us, function) = Default::default();
         let (setup_limit, made) = (limit, Instant::now());
         Self { label, hint, limit, setup_limit, made, since_us, function }

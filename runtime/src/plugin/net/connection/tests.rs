@@ -6,6 +6,7 @@ use crate::plugin::net::functions::Handles;
 use oxccl_plugin_abi::net::{ncclNet_v9_t, ncclNetDeviceHandle_v7_t, ncclNetProperties_v9_t};
 use oxccl_plugin_abi::{ncclDebugLogger_t, ncclResult_t};
 use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 /// The calls so far, and the requests that are not done.
 #[derive(Default)]
@@ -14,12 +15,34 @@ struct Fake {
     under_way: Vec<usize>,
     /// True if a flush is over at once.
     flushes_at_once: bool,
+    /// The function that misbehaves, if one does.
+    fault: Option<(&'static str, Fault)>,
 }
 
+#[derive(Clone, Copy)]
+enum Fault {
+    Fails,
+    DoesNotReturn,
+}
+
+/// Returns the state of the plugin that this thread calls.
 fn fake() -> MutexGuard<'static, Fake> {
-    static FAKE: Mutex<Option<&'static Mutex<Fake>>> = Mutex::new(None);
-    let mut known = FAKE.lock().unwrap();
-    known.get_or_insert_with(|| Box::leak(Box::default())).lock().unwrap()
+    thread_local! {
+        static FAKE: &'static Mutex<Fake> = Box::leak(Box::default());
+    }
+    FAKE.with(|fake| *fake).lock().unwrap()
+}
+
+/// Returns the result of a function, if it returns.
+fn result_of(function: &str) -> ncclResult_t {
+    let fault = fake().fault.filter(|(at_fault, _)| *at_fault == function);
+    match fault {
+        None => 0,
+        Some((_, Fault::Fails)) => 2,
+        Some((_, Fault::DoesNotReturn)) => loop {
+            std::thread::park();
+        },
+    }
 }
 
 fn note(call: String) {
@@ -93,8 +116,11 @@ unsafe extern "C" fn register_dma_buf(
     handle: Handles,
 ) -> ncclResult_t {
     note(format!("regMrDmaBuf from {offset}, {}", if fd >= 0 { "open" } else { "closed" }));
-    // SAFETY: as here.
-    unsafe { register(comm, data, len, kind, handle) }
+    match result_of("regMrDmaBuf") {
+        // SAFETY: as here.
+        0 => unsafe { register(comm, data, len, kind, handle) },
+        failed => failed,
+    }
 }
 
 unsafe extern "C" fn deregister(_comm: *mut c_void, handle: *mut c_void) -> ncclResult_t {
@@ -142,7 +168,7 @@ unsafe extern "C" fn iflush(
         // SAFETY: a place for a pointer.
         unsafe { begin(data + 1, request) };
     }
-    0
+    result_of("iflush")
 }
 
 /// A request is done once it is not under way any more; each message has 40 bytes.
@@ -164,7 +190,7 @@ unsafe extern "C" fn close(_end: *mut c_void) -> ncclResult_t {
     0
 }
 
-fn connection() -> PluginConnection {
+fn connection(current: Arc<CurrentCall>) -> PluginConnection {
     let table: &'static ncclNet_v9_t = Box::leak(Box::new(ncclNet_v9_t {
         name: c"Fake".as_ptr(),
         init: Some(init),
@@ -194,7 +220,6 @@ fn connection() -> PluginConnection {
     let label = "net plugin Fake".to_owned();
     let plugin = Plugin { label, name, version: 9, functions, turn, lifecycle };
     let plugin = Box::leak(Box::new(plugin));
-    let current = Arc::new(CurrentCall::new("Fake".to_owned(), ""));
     let made = PluginNet::start(plugin, current, 0, -1).map(|net| net.instance);
     PluginConnection::new(made.unwrap(), null_mut(), false)
 }
@@ -206,7 +231,7 @@ fn memory(at: usize, place: Place) -> Memory {
 
 #[test]
 fn messages_that_come_to_a_gpu_are_there_once_they_are_flushed() {
-    let mut connection = connection();
+    let mut connection = connection(Arc::new(CurrentCall::new("Fake".to_owned(), "")));
     let file = std::fs::File::open("/dev/null").unwrap();
     let on_gpu = |dma_buf| Place::Gpu { flush: true, dma_buf };
     let gpu = memory(0x1000, on_gpu(Some(Arc::new(file.into()))));
@@ -251,4 +276,49 @@ fn messages_that_come_to_a_gpu_are_there_once_they_are_flushed() {
     assert_eq!(other, Region(0x2000));
     drop(connection);
     assert_eq!(calls(), ["deregMr 0x1000", "deregMr 0x2000", "close"]);
+}
+
+/// Receives a message into memory of a GPU that is registered by its dma-buf.
+fn receive(connection: &mut PluginConnection) -> Result<Option<usize>> {
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let place = Place::Gpu { flush: true, dma_buf: Some(Arc::new(file.into())) };
+    let region = connection.register(memory(0x1000, place))?;
+    // SAFETY: nobody follows the address.
+    let request = unsafe { connection.irecv(0x1000 as *mut u8, 64, 0, region) }?;
+    fake().under_way.clear();
+    Receiver::test(connection, request.expect("there is room"))
+}
+
+/// The functions for memory of GPUs that fail or do not return.
+const ON_GPUS: [&str; 2] = ["regMrDmaBuf", "iflush"];
+
+#[test]
+fn functions_for_memory_of_gpus_that_fail_are_named() {
+    for function in ON_GPUS {
+        let mut connection = connection(Arc::new(CurrentCall::new("Fake".to_owned(), "")));
+        fake().fault = Some((function, Fault::Fails));
+        let error = receive(&mut connection).unwrap_err().to_string();
+        assert_eq!(error, format!("{function} of Fake: it returned ncclSystemError"));
+    }
+}
+
+/// Those who wait for the thread are told.
+#[test]
+fn functions_for_memory_of_gpus_that_do_not_return_are_named() {
+    for function in ON_GPUS {
+        let limit = Duration::from_millis(50);
+        let current = Arc::new(CurrentCall::with_limit("Fake".to_owned(), "", limit));
+        let calls = current.clone();
+        // The thread stays in the function.
+        std::thread::spawn(move || {
+            fake().fault = Some((function, Fault::DoesNotReturn));
+            receive(&mut connection(calls))
+        });
+        let text = format!("{function} of Fake: it has not returned for 0.05 s");
+        let until = Instant::now() + Duration::from_secs(60);
+        while current.stuck().is_none_or(|error| error.to_string() != text) {
+            assert!(Instant::now() < until, "{:?}", current.stuck());
+            std::thread::yield_now();
+        }
+    }
 }
