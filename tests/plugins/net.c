@@ -9,7 +9,8 @@
  * a connection be tested. FIXTURE=slow takes a message 20 ms after it is asked first, and is done with it
  * 20 ms after that; slower is done with it after 200 ms. FIXTURE=capacity tells the size of the place as
  * that of a message. FIXTURE=null region gives no handles of memory, as NCCL's own sockets do; null send and
- * null receive take no message after the first FIXTURE_AFTER. With LATE, all but init is set by that, the
+ * null receive take no message after the first FIXTURE_AFTER. Where a rank connects with FIXTURE=stranger
+ * lies, leaves or waits, somebody else does so before. With LATE, all but init is set by that, the
  * name, too. With UNDEFINED, it calls a function that is nowhere. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -261,6 +262,17 @@ static struct sockaddr_in loopback(int port) {
   return at;
 }
 
+/* Somebody who knows where the peer listens, but no secret. */
+static void send_stranger(struct sockaddr_in to) {
+  const char *rank = getenv("OXCCL_RANK");
+  uint32_t message[11] = {36, rank ? (uint32_t)atoi(rank) : 0};
+  int lies = is("stranger lies"), leaves = is("stranger leaves");
+  if (!lies && !leaves && !is("stranger waits")) return;
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int failed = connect(fd, (struct sockaddr *)&to, sizeof to) < 0;
+  if (failed || leaves || (lies && write(fd, message, sizeof message) < 0)) close(fd);
+}
+
 static struct connection *connection(int fd, int sends) {
   struct connection *made = calloc(1, sizeof *made);
   made->fd = fd;
@@ -304,6 +316,7 @@ static ncclResult_t connect_to(void *handle, void **sendComm) {
     at->self = at;
     at->fd = nonblocking();
     struct sockaddr_in to = loopback(at->port);
+    send_stranger(to);
     if (connect(at->fd, (struct sockaddr *)&to, sizeof to) && errno != EINPROGRESS)
       return ncclSystemError;
     if (!is("strict")) return ncclSuccess;

@@ -89,6 +89,38 @@ fn a_null_listener_lies_about_sizes_and_too_few_connections_are_errors() {
     }
 }
 
+/// They come first where a plugin listens: one proves nothing, one goes away, one says nothing.
+#[test]
+fn strangers_where_a_plugin_listens_are_refused_and_the_job_is_done() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    std::thread::scope(|scope| {
+        for (fault, why) in [
+            ("stranger lies", Some("its first message does not prove that it knows the secret")),
+            ("stranger leaves", Some(" of net plugin Fixture (")),
+            ("stranger waits", None),
+        ] {
+            for at_first_use in ["0", "1"] {
+                let plugin = &plugin;
+                scope.spawn(move || {
+                    let variables = [("FIXTURE", fault), ("NCCL_RUNTIME_CONNECT", at_first_use)];
+                    let ended = plugin.job(3, &["sequence", "9", "60", "100000"], &variables);
+                    expect_success(&ended);
+                    for ended in &ended {
+                        let refused = |why: &str| {
+                            let is_it = |line: &str| {
+                                line.contains("a data connection was refused: ")
+                                    && line.contains(why)
+                            };
+                            ended.output.lines().any(is_it)
+                        };
+                        assert!(why.is_none_or(refused), "{fault}: {}", ended.output);
+                    }
+                });
+            }
+        }
+    });
+}
+
 /// Null is a handle as any other one, as with NCCL, whose own sockets have no handles of memory;
 /// only that such memory is not deregistered.
 #[test]

@@ -110,8 +110,8 @@ pub trait Net: Send + Sync {
     /// Returns the name of the transport, by which `NCCL_NET` selects it.
     fn name(&self) -> &str;
 
-    /// Returns whether strangers reach the listeners, so that they may have to accept more than
-    /// one connection, and a member may have to connect again.
+    /// Returns whether listeners may be asked for further connections at any time, and members
+    /// connect again, as strangers come, too. Elsewhere `accept` may block until somebody comes.
     fn is_open_to_strangers(&self) -> bool {
         false
     }

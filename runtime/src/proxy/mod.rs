@@ -15,8 +15,7 @@ use oxccl_net::{
     Connecting, Connection, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request,
     Sender,
 };
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 pub(crate) use worker::{Serve, Worker};
 
 /// Work of the thread that takes several looks.
@@ -99,7 +98,7 @@ impl Net for Proxy {
         let (handle, found) = self.worker.call(move |state| {
             let (handle, mut listener) = state.net.listen(device)?;
             let found = Search::default();
-            let search = Some(move || listener.accept());
+            let search = move || listener.accept();
             state.tasks.push(Box::new(Searching { search, found: found.clone() }));
             Ok((handle, found))
         })?;
@@ -110,7 +109,7 @@ impl Net for Proxy {
         let found = self.worker.call(move |state| {
             let mut connecting = state.net.connect(device, handle)?;
             let found = Search::default();
-            let search = Some(move || connecting.progress());
+            let search = move || connecting.progress();
             let mut searching = Searching { search, found: found.clone() };
             // The plugin has begun when this call returns.
             searching.look();
@@ -121,19 +120,20 @@ impl Net for Proxy {
     }
 }
 
-/// The result of a search that the thread makes once somebody asks for it: `accept` of a plugin may
-/// block until somebody comes. When the one who waits for it drops it, the thread ends the search,
-/// and the connection if there is one.
-struct Search<T>(Arc<Wanted<T>>);
+/// The result of a search that the thread makes each time that somebody asks for it: `accept` of a
+/// plugin may block until somebody comes. When the one who waits for it drops it, the thread ends
+/// the search, and the connection if there is one.
+struct Search<T>(Arc<Mutex<Wanted<T>>>);
 
 struct Wanted<T> {
-    asked: AtomicBool,
-    found: Mutex<Option<oxccl_net::Result<T>>>,
+    /// True if the thread is to look for a result.
+    asked: bool,
+    found: Option<oxccl_net::Result<T>>,
 }
 
 impl<T> Default for Search<T> {
     fn default() -> Self {
-        Self(Arc::new(Wanted { asked: AtomicBool::new(false), found: Mutex::new(None) }))
+        Self(Arc::new(Mutex::new(Wanted { asked: false, found: None })))
     }
 }
 
@@ -144,29 +144,37 @@ impl<T> Clone for Search<T> {
 }
 
 impl<T> Search<T> {
+    fn wanted(&self) -> MutexGuard<'_, Wanted<T>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Returns the result. If there is none, the thread is to look for one.
+    fn ask(&self) -> Option<oxccl_net::Result<T>> {
+        let mut wanted = self.wanted();
+        let found = wanted.found.take();
+        wanted.asked = found.is_none();
+        found
+    }
+
     fn take(&self, worker: &NetWorker) -> oxccl_net::Result<Option<T>> {
-        self.0.asked.store(true, Ordering::Release);
-        worker.wake();
-        match self.0.found.lock().unwrap_or_else(|e| e.into_inner()).take() {
-            Some(result) => result.map(Some),
-            None => worker.trouble().map_or(Ok(None), Err),
+        if let Some(result) = self.ask() {
+            return result.map(Some);
         }
+        worker.wake();
+        worker.trouble().map_or(Ok(None), Err)
     }
 }
 
 /// A connection that the thread looks for, and keeps until somebody takes it.
 struct Searching<T, F> {
-    /// The function that looks for it, until it is found.
-    search: Option<F>,
+    search: F,
     found: Search<T>,
 }
 
 impl<T, F: FnMut() -> oxccl_net::Result<Option<T>>> Searching<T, F> {
     fn look(&mut self) -> Progress {
-        let result = self.search.as_mut().and_then(|search| search().transpose());
-        let Some(result) = result else { return Progress::Idle };
-        *self.found.0.found.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);
-        self.search = None;
+        let Some(result) = (self.search)().transpose() else { return Progress::Idle };
+        *self.found.wanted() = Wanted { asked: false, found: Some(result) };
         Progress::Moved
     }
 }
@@ -176,7 +184,8 @@ impl<T: Send, F: FnMut() -> oxccl_net::Result<Option<T>> + Send> Task for Search
         if Arc::strong_count(&self.found.0) == 1 {
             return Progress::Over;
         }
-        if self.found.0.asked.load(Ordering::Acquire) { self.look() } else { Progress::Idle }
+        let asked = self.found.wanted().asked;
+        if asked { self.look() } else { Progress::Idle }
     }
 }
 

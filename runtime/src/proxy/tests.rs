@@ -347,6 +347,26 @@ fn a_call_that_does_not_return_is_named_and_keeps_its_memory_only() {
     assert_eq!(Arc::strong_count(&owner), 2, "the plugin may still use the memory");
 }
 
+/// A plugin may block in `accept` until somebody comes.
+#[test]
+fn a_listener_is_asked_for_a_connection_only_while_one_is_wanted() {
+    let (found, mut number) = (Search::<i32>::default(), 0);
+    let search = move || -> oxccl_net::Result<Option<i32>> {
+        number += 1;
+        Ok(Some(number))
+    };
+    let mut searching = Searching { search, found: found.clone() };
+    assert!(searching.poll() == Progress::Idle);
+    for expected in [1, 2] {
+        assert_eq!(found.ask(), None);
+        assert!(searching.poll() == Progress::Moved && searching.poll() == Progress::Idle);
+        assert_eq!(found.ask(), Some(Ok(expected)));
+        assert!(searching.poll() == Progress::Idle);
+    }
+    drop(found);
+    assert!(searching.poll() == Progress::Over);
+}
+
 #[test]
 fn a_transport_that_cannot_be_made_says_why() {
     let current = Arc::new(CurrentCall::new("net plugin Local".to_owned(), ""));

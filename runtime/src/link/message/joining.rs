@@ -4,13 +4,14 @@
 //! peer's; where connections have both directions, only the higher rank listens, and the lower one
 //! asks it to, as it may not have begun. The first message of a connection proves with the
 //! communicator's secret who sends; the receiver says over the control connection which attempt has
-//! proved itself. Transports do not authenticate: where strangers reach a listener, it accepts
-//! until a member has come.
+//! proved itself. Transports do not authenticate: a listener accepts until a member has come, and
+//! strangers are refused.
 //!
 //! Elsewhere, as with plugins, the ranks also tell each other that they have begun to connect and
 //! that they have accepted. `accept` of a plugin may block until the peer connects, and its first
 //! `isend` until the peer has accepted; all of a rank's calls come from one thread. So a rank only
-//! makes a call for which the peer has done its part.
+//! makes a call for which the peer has done its part, and accepts another connection only if the
+//! one before is not the peer's: it proves nothing, fails, or says nothing for long.
 
 use super::{Incoming, MessageEdge, Outgoing};
 use crate::bootstrap::auth::{Ends, PROOF_BYTES, Role, is_proof, proof};
@@ -30,6 +31,13 @@ const MAX_UNPROVEN: usize = 16;
 /// The time after which a connection without proof makes room for one that waits. A member proves
 /// itself within a round trip, and comes again if it was too slow.
 const UNPROVEN: Duration = Duration::from_millis(50);
+/// The time after which a connection without proof is taken for a stranger's where `accept` may
+/// block until somebody comes. A member proves itself within a round trip, and a rank that says
+/// nothing for as long is dead once there is a communicator.
+const SILENT: Duration = Duration::from_secs(5);
+/// The time for which the peer may still come after a connection has failed: that may have been
+/// its own, or a stranger's that went away.
+const FAILED: Duration = Duration::from_secs(1);
 /// The time after which a member whose proof was not answered connects again; it doubles.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -78,6 +86,9 @@ struct Accepting {
     nonce: Nonce,
     /// Connections without proof, the oldest first.
     unproven: VecDeque<(Instant, Incoming)>,
+    /// The latest connection that has failed where it may be the peer's, and why. It stays until
+    /// the peers have heard that.
+    failed: Option<(Instant, Error, Incoming)>,
 }
 
 /// The side that sends.
@@ -155,7 +166,7 @@ impl Joining {
         }
         (0u32..).zip(&mut self.lanes).try_for_each(|(number, lane)| {
             lane.accept(&self.with, number, now)?;
-            lane.prove(&self.with)?;
+            lane.prove(&self.with, now)?;
             lane.connect(&self.with, number, now)
         })
     }
@@ -307,9 +318,9 @@ impl Lane {
     }
 
     /// Looks for a connection that proves itself.
-    fn prove(&mut self, with: &Peer) -> Result<()> {
+    fn prove(&mut self, with: &Peer, now: Instant) -> Result<()> {
         let accepting = self.accepting.as_mut().filter(|_| self.incoming.is_none());
-        let proven = accepting.map_or(Ok(None), |accepting| accepting.proven(with))?;
+        let proven = accepting.map_or(Ok(None), |accepting| accepting.proven(with, now))?;
         proven.into_iter().for_each(|incoming| self.take(with, incoming));
         Ok(())
     }
@@ -355,16 +366,18 @@ impl Accepting {
         let nonce = random()?;
         with.control.tell(&notice::invitation(&Invitation { nonce, handle: handle.0 }));
         let (listener, expected) = (Some(listener), with.net.is_open_to_strangers());
-        Ok(Self { expected, listener, nonce, unproven: VecDeque::new() })
+        Ok(Self { expected, listener, nonce, unproven: VecDeque::new(), failed: None })
     }
 
     /// Returns whether another connection can be taken now, if need be in the place of an old one.
     fn has_room(&self, with: &Peer, now: Instant) -> bool {
-        let unproven = &self.unproven;
-        let old = |(since, _): &(Instant, _)| now.saturating_duration_since(*since) >= UNPROVEN;
-        // A transport without strangers makes one connection per listener.
-        let most = if with.net.is_open_to_strangers() { MAX_UNPROVEN } else { 1 };
-        self.expected && (unproven.len() < most || (most > 1 && unproven.front().is_some_and(old)))
+        let age = |(since, _): &(Instant, Incoming)| now.saturating_duration_since(*since);
+        let (oldest, newest) = (self.unproven.front().map(age), self.unproven.back().map(age));
+        self.expected
+            && match with.net.is_open_to_strangers() {
+                true => self.unproven.len() < MAX_UNPROVEN || oldest >= Some(UNPROVEN),
+                false => newest.is_none_or(|age| age >= SILENT),
+            }
     }
 
     /// Takes connections of lane `number` that have been made.
@@ -392,10 +405,11 @@ impl Accepting {
         Ok(())
     }
 
-    /// Looks for a connection that proves itself, and returns it.
-    fn proven(&mut self, with: &Peer) -> Result<Option<Incoming>> {
+    /// Looks for a connection that proves itself, and returns it. Fails where the peer connects
+    /// once, if a connection has failed and no other one comes.
+    fn proven(&mut self, with: &Peer, now: Instant) -> Result<Option<Incoming>> {
         let ends = (with.number, with.identity.rank);
-        let Self { listener, nonce, unproven, .. } = self;
+        let Self { listener, nonce, unproven, failed, .. } = self;
         let mut proven = None;
         for (since, mut incoming) in std::mem::take(unproven) {
             let first = match incoming.take_raw(FIRST_BYTES) {
@@ -404,14 +418,12 @@ impl Accepting {
                     continue;
                 }
                 Ok(Some(first)) => first,
-                Err(error) if with.net.is_open_to_strangers() => {
-                    refuse(&error.to_string());
-                    continue;
-                }
                 Err(error) => {
-                    // The connection stays until the peers have heard why this rank ends it.
-                    unproven.push_back((since, incoming));
-                    return Err(error);
+                    refuse(&error.to_string());
+                    if !with.net.is_open_to_strangers() {
+                        *failed = Some((now, error, incoming));
+                    }
+                    continue;
                 }
             };
             match with.identity.attempt(ends, nonce, &first) {
@@ -420,15 +432,16 @@ impl Accepting {
                     (proven, *listener) = (Some(incoming), None);
                 }
                 Some(_) => {}
-                None if !with.net.is_open_to_strangers() => {
-                    let why = "the first message over its connection does not prove that it knows \
-                               the secret";
-                    return Err(Error::init_peer(with.number, why));
-                }
                 None => refuse("its first message does not prove that it knows the secret"),
             }
         }
-        Ok(proven)
+        let late = |since: Instant| now.saturating_duration_since(since) >= FAILED;
+        match failed {
+            Some((since, error, _)) if proven.is_none() && unproven.is_empty() && late(*since) => {
+                Err(error.clone())
+            }
+            _ => Ok(proven),
+        }
     }
 }
 
@@ -497,32 +510,30 @@ mod tests {
         Identity { comm: 5, secret: [7; 32], rank, nranks: 2 }
     }
 
-    fn pair(duplex: bool) -> [Joining; 2] {
-        pair_of([0, 1].map(identity), TestNet::new(duplex))
-    }
-
-    /// Returns both ends of the connections between two ranks, the first one of which is rank 0.
-    fn pair_of(own: [Identity; 2], net: Arc<TestNet>) -> [Joining; 2] {
+    fn pair(net: &Arc<TestNet>) -> [Joining; 2] {
         let (a, b) = UnixStream::pair().unwrap();
         let controls = [a, b].map(|end| Arc::new(Control::new(end.into())));
         [0u32, 1].map(|rank| {
-            let (own, control) = (own[rank as usize], controls[rank as usize].clone());
+            let (own, control) = (identity(rank), controls[rank as usize].clone());
             Joining::new(own, 1 - rank, (net.clone(), 0), control, (LANES, 64)).unwrap()
         })
     }
 
-    /// Moves both on until both are complete; `each` sees every round.
+    /// Moves both on until both are complete, while time passes `speed` times as fast; `each` sees
+    /// every round.
     fn complete(
         [mut a, mut b]: [Joining; 2],
+        speed: u32,
         mut each: impl FnMut(&Joining),
     ) -> [Vec<MessageEdge>; 2] {
-        let until = Instant::now() + Duration::from_secs(60);
+        let start = Instant::now();
         while !a.is_complete() || !b.is_complete() {
-            assert!(Instant::now() < until, "{} / {}", a.why(), b.why());
+            let passed = start.elapsed();
+            assert!(passed < Duration::from_secs(60), "{} / {}", a.why(), b.why());
             for joining in [&mut a, &mut b] {
                 joining.receive().unwrap();
                 each(joining);
-                joining.progress(Instant::now()).unwrap();
+                joining.progress(start + passed * speed).unwrap();
             }
         }
         [a, b].map(|joining| joining.finish().unwrap())
@@ -551,10 +562,8 @@ mod tests {
 
     #[test]
     fn connections_are_made_and_carry_messages_in_both_directions() {
-        for duplex in [true, false] {
-            carry(complete(pair(duplex), |_| {}));
-            let closed = pair_of([0, 1].map(identity), TestNet::closed(duplex));
-            carry(complete(closed, |_| {}));
+        for net in [TestNet::new(true), TestNet::new(false), TestNet::like_plugins()] {
+            carry(complete(pair(&net), 1, |_| {}));
         }
     }
 
@@ -562,15 +571,17 @@ mod tests {
     /// another secret.
     #[test]
     fn a_member_gets_in_whatever_strangers_do() {
-        strangers_come(true, &[1]);
-        strangers_come(false, &[1, 0]);
+        strangers_come(&TestNet::new(true), 1, &[1]);
+        strangers_come(&TestNet::new(false), 1, &[1, 0]);
+        // One connection is accepted at a time, and silent ones are waited for.
+        strangers_come(&TestNet::like_plugins(), 100, &[1, 0]);
     }
 
     /// Strangers come to the ranks in `listening`.
-    fn strangers_come(duplex: bool, listening: &[u32]) {
+    fn strangers_come(net: &Arc<TestNet>, speed: u32, listening: &[u32]) {
         let mut strangers = Vec::new();
         let mut invited = Vec::new();
-        let edges = complete(pair(duplex), |joining| {
+        let edges = complete(pair(net), speed, |joining| {
             let offering = joining.lanes[LANES - 1].offering.as_ref();
             let invitation = offering.and_then(|offering| offering.invitation.as_ref());
             let Some(Invitation { handle, nonce }) = invitation else { return };
@@ -597,32 +608,33 @@ mod tests {
         carry(edges);
     }
 
-    /// Nobody but the peer comes to a listener there, so that there is nobody else to wait for.
     #[test]
-    fn a_wrong_proof_is_an_error_over_a_network_without_strangers() {
-        for duplex in [true, false] {
-            let own = [identity(0), Identity { secret: [8; 32], ..identity(1) }];
-            let mut ranks = pair_of(own, TestNet::closed(duplex));
-            let until = Instant::now() + Duration::from_secs(60);
-            let error = loop {
-                assert!(Instant::now() < until, "{} / {}", ranks[0].why(), ranks[1].why());
-                let moved = ranks.iter_mut().try_for_each(|joining| {
-                    joining.receive()?;
-                    joining.progress(Instant::now())
-                });
-                if let Err(error) = moved {
-                    break error.to_string();
-                }
-            };
-            assert!(error.contains("does not prove that it knows the secret"), "{error}");
-            assert!(!ranks.iter().any(Joining::is_complete));
+    fn a_connection_that_fails_is_an_error_if_the_peer_does_not_come_on_another_one() {
+        let [mut a, mut b] = pair(&TestNet::like_plugins());
+        let now = Instant::now();
+        let invitation = loop {
+            assert!(now.elapsed() < Duration::from_secs(60));
+            a.receive().unwrap();
+            let offering = a.lanes[0].offering.as_ref();
+            if let Some(told) = offering.and_then(|offering| offering.invitation.clone()) {
+                break told;
+            }
+        };
+        let address = oxccl_net::tcp::address_in(&Handle(invitation.handle)).unwrap();
+        drop(TcpStream::connect(address).unwrap());
+        b.hear(&Notice::Begun(0)).unwrap();
+        while b.lanes[0].accepting.as_ref().is_some_and(|accepting| accepting.failed.is_none()) {
+            assert!(now.elapsed() < Duration::from_secs(60));
+            b.progress(now).unwrap();
         }
+        b.progress(now + FAILED / 2).unwrap();
+        b.progress(now + FAILED).unwrap_err();
     }
 
     /// A member that has come again, as it got no answer in time, does so on two connections.
     #[test]
     fn a_second_proof_replaces_nothing() {
-        let [mut a, mut b] = pair(true);
+        let [mut a, mut b] = pair(&TestNet::new(true));
         let mut late: Vec<(TcpStream, Vec<u8>)> = Vec::new();
         let until = Instant::now() + Duration::from_secs(60);
         while !a.is_complete() || !b.is_complete() {
@@ -649,7 +661,7 @@ mod tests {
         }
         for lane in &mut b.lanes {
             for _ in 0..1000 {
-                lane.prove(&b.with).unwrap();
+                lane.prove(&b.with, Instant::now()).unwrap();
             }
         }
         carry([a, b].map(|joining| joining.finish().unwrap()));
@@ -675,7 +687,7 @@ mod tests {
 
     #[test]
     fn an_answer_to_an_attempt_that_was_not_made_and_a_lane_too_many_are_errors() {
-        let [mut a, _b] = pair(true);
+        let [mut a, _b] = pair(&TestNet::new(true));
         for attempt in [0, 1, 2 << LANE_AT, u32::MAX] {
             assert!(a.hear(&Notice::Proven(attempt)).is_err());
         }

@@ -9,24 +9,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// that is asked for.
 pub(crate) struct TestNet {
     tcp: Tcp,
-    duplex: bool,
     open: bool,
+    duplex: bool,
     listeners: AtomicUsize,
 }
 
 impl TestNet {
     pub(crate) fn new(duplex: bool) -> Arc<Self> {
-        Self::with(duplex, true)
+        Self::with(true, duplex)
     }
 
-    /// Returns a network whose listeners no strangers reach, as those of plugins.
-    pub(crate) fn closed(duplex: bool) -> Arc<Self> {
-        Self::with(duplex, false)
+    /// Returns a network that is used as those of plugins are.
+    pub(crate) fn like_plugins() -> Arc<Self> {
+        Self::with(false, false)
     }
 
-    fn with(duplex: bool, open: bool) -> Arc<Self> {
+    fn with(open: bool, duplex: bool) -> Arc<Self> {
         let tcp = Tcp::at("127.0.0.1:0".parse().unwrap());
-        Arc::new(Self { tcp, duplex, open, listeners: AtomicUsize::new(0) })
+        Arc::new(Self { tcp, open, duplex, listeners: AtomicUsize::new(0) })
     }
 
     /// Returns the number of listeners so far.
