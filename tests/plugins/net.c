@@ -10,7 +10,8 @@
  * 20 ms after that; slower is done with it after 200 ms. FIXTURE=capacity tells the size of the place as
  * that of a message. FIXTURE=null region gives no handles of memory, as NCCL's own sockets do; null send and
  * null receive take no message after the first FIXTURE_AFTER. Where a rank connects with FIXTURE=stranger
- * lies, leaves or waits, somebody else does so before. With LATE, all but init is set by that, the
+ * lies, leaves or waits, somebody else does so before. FIXTURE=resets resets a connection at a message after
+ * the first FIXTURE_AFTER. FIXTURE_ADDRESS is where the host is reached, if not on loopback. With LATE, all but init is set by that, the
  * name, too. With UNDEFINED, it calls a function that is nowhere. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -191,6 +192,7 @@ static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
 
 /* What a handle holds; `state` and `self` are for the one who connects. */
 struct handle {
+  uint32_t address;
   int port;
   int fd;
   struct handle *self;
@@ -256,9 +258,14 @@ static int nonblocking(void) {
   return fd;
 }
 
-static struct sockaddr_in loopback(int port) {
+static uint32_t own_address(void) {
+  const char *address = getenv("FIXTURE_ADDRESS");
+  return address ? inet_addr(address) : htonl(INADDR_LOOPBACK);
+}
+
+static struct sockaddr_in place(uint32_t address, int port) {
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  at.sin_addr.s_addr = address;
   return at;
 }
 
@@ -292,7 +299,7 @@ static void await(int fd) {
 static ncclResult_t listen_on(void *handle, void **listenComm) {
   ENTER("listen");
   if (is("null listener")) return ncclSuccess;
-  struct sockaddr_in at = loopback(0);
+  struct sockaddr_in at = place(own_address(), 0);
   socklen_t length = sizeof at;
   struct listener *made = malloc(sizeof *made);
   made->fd = nonblocking();
@@ -301,6 +308,7 @@ static ncclResult_t listen_on(void *handle, void **listenComm) {
   getsockname(made->fd, (struct sockaddr *)&at, &length);
   struct handle *filled = handle;
   memset(handle, 0, NCCL_NET_HANDLE_MAXSIZE);
+  filled->address = at.sin_addr.s_addr;
   filled->port = ntohs(at.sin_port);
   *listenComm = made;
   count(LISTENER, 1);
@@ -315,7 +323,7 @@ static ncclResult_t connect_to(void *handle, void **sendComm) {
   if (!at->self) {
     at->self = at;
     at->fd = nonblocking();
-    struct sockaddr_in to = loopback(at->port);
+    struct sockaddr_in to = place(at->address, at->port);
     send_stranger(to);
     if (connect(at->fd, (struct sockaddr *)&to, sizeof to) && errno != EINPROGRESS)
       return ncclSystemError;
@@ -483,6 +491,12 @@ static uint64_t now_ms(void) {
   return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
+/* Has both ends of a connection find it reset, as by somebody on the way. */
+static void reset(struct connection *of) {
+  struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+  connect(of->fd, &nowhere, sizeof nowhere);
+}
+
 /* Returns how long a slow sender takes to be done with a message. */
 static uint64_t slow_ms(void) { return is("slow") ? 20 : is("slower") ? 200 : 0; }
 
@@ -497,7 +511,7 @@ static int is_too_early(struct connection *of) {
 
 static ncclResult_t post(struct connection *of, void *data, uint64_t size, int tag, void *mhandle,
                          void **request) {
-  static int posts;
+  static int posts, sends;
   struct region *in = mhandle;
   const char *rank = getenv("OXCCL_RANK");
   if (*request) return wrong("a request before there is one");
@@ -508,6 +522,7 @@ static ncclResult_t post(struct connection *of, void *data, uint64_t size, int t
     return wrong("memory that is not registered");
   if (of->sends && rank && !getenv("FIXTURE_CROWD") && tag != atoi(rank)) return wrong("the tag of a send");
   if (is(of->sends ? "null send" : "null receive") && is_late(&posts)) return ncclSuccess;
+  if (of->sends && is("resets") && is_late(&sends)) reset(of);
   struct request *made = &of->requests[of->next % MOST];
   if (made->used || (is("reluctant") && ++of->looks % 3) || is_too_early(of)) return ncclSuccess;
   *made = (struct request){.of = of, .in = in, .data = data, .tag = tag, .size = size, .used = 1};

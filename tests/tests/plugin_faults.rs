@@ -4,7 +4,10 @@
 #[path = "common/plugin.rs"]
 mod plugin;
 
-use plugin::{Plugin, expect_success, tells_of_the_limit};
+use oxccl_tests::job::Job;
+use oxccl_tests::network::apart;
+use plugin::{Plugin, RANK, expect_success, tells_of_the_limit};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The communicator cannot be made, or its first operation fails.
@@ -87,6 +90,65 @@ fn a_null_listener_lies_about_sizes_and_too_few_connections_are_errors() {
         assert!(ended.iter().all(|e| e.status.is_some_and(|s| s != 0)), "{fault}");
         assert!(ended.iter().any(|e| e.output.contains(text)), "{fault}: {}", ended[0].output);
     }
+}
+
+/// Rank 1 ends in the middle of operations, or resets a connection.
+#[test]
+fn a_rank_that_dies_and_a_connection_that_is_reset_below_a_plugin_are_told_with_the_host() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    std::thread::scope(|scope| {
+        for fault in ["isend=exit", "irecv=exit", "test=exit", "resets"] {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let variables =
+                    [("FIXTURE", fault), ("FIXTURE_RANK", "1"), ("FIXTURE_AFTER", "60")];
+                let start = Instant::now();
+                let ended = plugin.job(3, &["sequence", "7", "3000", "100000"], &variables);
+                let took = start.elapsed();
+                assert!(took < Duration::from_secs(60), "{fault}: {took:?}");
+                let dies = fault.ends_with("exit");
+                for (rank, ended) in ended.iter().enumerate() {
+                    let output = &ended.output;
+                    if dies && rank == 1 {
+                        assert_eq!(ended.status, Some(9), "{fault}: {output}");
+                        continue;
+                    }
+                    assert_eq!(ended.status, Some(3), "{fault} {rank}: {output}");
+                    let named = [" lost rank ", "rank 1", " on the host "];
+                    let named = named.iter().all(|text| output.contains(text));
+                    assert!(named, "{fault} {rank}: {output}");
+                    let lost = output.contains("lost rank 1");
+                    assert!(!dies || lost, "{fault} {rank}: {output}");
+                }
+            });
+        }
+    });
+}
+
+/// Between hosts with networks of their own, in the middle of operations.
+#[test]
+fn a_cut_cable_below_a_plugin_is_told_with_the_rank_and_its_host() {
+    let test = "a_cut_cable_below_a_plugin_is_told_with_the_rank_and_its_host";
+    apart(test, 2, |network| {
+        let Some(plugin) = Plugin::net(12, &[]) else { return };
+        let mut job = Job::start(Path::new(RANK), 2, Duration::from_secs(100), |rank, command| {
+            network.enter(command, rank).args(["loop", "65536"]);
+            command.env("NCCL_COMM_ID", format!("{}:4000", network.address(0)));
+            command.env("NCCL_NET_PLUGIN", plugin.path()).env("NCCL_NET", "Fixture");
+            command.env("FIXTURE_ADDRESS", network.address(rank).to_string());
+        });
+        job.wait_until_running(2);
+        network.cut((0, None));
+        let start = Instant::now();
+        let ended = job.wait();
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+        for (rank, ended) in (0u32..).zip(&ended) {
+            let (other, output) = (1 - rank, &ended.output);
+            let lost = format!("code 6 peer {other}: rank {rank} lost rank {other}");
+            let host = format!(" on the host {}", network.address(other));
+            assert!(output.contains(&lost) && output.contains(&host), "rank {rank}: {output}");
+        }
+    });
 }
 
 /// They come first where a plugin listens: one proves nothing, one goes away, one says nothing.
