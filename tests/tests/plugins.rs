@@ -649,6 +649,17 @@ fn events_end_in_order_or_not_at_all_but_never_after_their_profiler() {
     }
 }
 
+/// Of two ranks one comes late, to a collective and to a message.
+#[test]
+fn events_of_operations_end_only_once_the_last_rank_has_come() {
+    let include = format!("-I{MANIFEST}/../plugins/include");
+    let flags = [C11.1, &[include.as_str(), "-rdynamic"]].concat();
+    let Some(program) = Program::build("late.c", (C11.0, &flags)) else { return };
+    let mut command = Command::new(program.path());
+    command.env("NCCL_PROFILER_PLUGIN", "STATIC_PLUGIN");
+    c::expect_success(&mut command, " events, 0 ended early");
+}
+
 /// The plugin takes seconds to begin, one communicator after the other.
 #[test]
 fn a_plugin_that_is_slow_to_begin_is_waited_for() {
