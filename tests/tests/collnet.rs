@@ -208,6 +208,7 @@ fn ranks_that_hang_or_die_while_a_network_begins_are_told_or_gone_without() {
             ("getProperties=hang", "30"),
             ("reduceSupport=hang", "30"),
             ("regMr=hang", "30"),
+            ("closeListen=hang", "30"),
             ("init=hang", "9"),
             ("listen=hang", "9"),
             ("connect=hang", "12"),
@@ -227,6 +228,37 @@ fn ranks_that_hang_or_die_while_a_network_begins_are_told_or_gone_without() {
                 assert!(ended.status != Some(0) && (rank == 1 || named), "{}", ended.output);
             }
         });
+    });
+}
+
+/// What ends a network, and what holds a reduction up while a rank aborts, which checks the time.
+#[test]
+fn neither_an_end_nor_an_abort_waits_long_for_a_function_that_does_not_return() {
+    let Some(plugin) = network(12) else { return };
+    let (working, ending) = (["iallreduce", "test"], ["deregMr", "closeColl", "finalize"]);
+    std::thread::scope(|scope| {
+        let within = working.map(|function| (function, &["abandon", "within"][..]));
+        let after = ending.map(|function| (function, &["abandon", "after"][..]));
+        let destroyed = ending.map(|function| (function, &["once"][..]));
+        for (function, body) in [&within[..], &after, &destroyed].concat() {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let fault = format!("{function}=hang");
+                let variables = [
+                    ENABLED,
+                    ("OXCCL_ALGORITHM", "switch"),
+                    ("FIXTURE", fault.as_str()),
+                    ("FIXTURE_RANK", "1"),
+                ];
+                let start = Instant::now();
+                let ended = plugin.job(2, body, &variables);
+                assert!(start.elapsed() < Duration::from_secs(60), "{fault}");
+                expect_success(&ended);
+                let (output, text) = (&ended[1].output, format!("{function} of collnet plugin"));
+                let named = |line: &str| line.contains(&text) && line.contains("has not returned");
+                assert!(output.lines().any(named), "{fault} {body:?}: {output}");
+            });
+        }
     });
 }
 
