@@ -8,7 +8,7 @@ use oxccl_tests::job::{Ended, Job};
 use plugin::{Plugin, RANK};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Runs a rank that prints the values of all variables, and where they come from.
 fn values(dress: impl Fn(&mut Command)) -> String {
@@ -141,4 +141,28 @@ fn what_environment_plugins_answer_counts_and_where_they_fail_the_environment() 
             }
         });
     }
+}
+
+/// The process ends all the same, and has no log any more that could tell of it.
+#[test]
+fn a_plugin_that_fails_or_does_not_return_at_the_end_is_waited_for_ten_seconds_at_most() {
+    let Some(plugin) = Plugin::compile("env", 2, &[]) else { return };
+    std::thread::scope(|scope| {
+        for (fault, least_s) in [("finalize=error", 0), ("finalize=hang", 10)] {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let start = Instant::now();
+                let output = values(|command| {
+                    command.env("NCCL_ENV_PLUGIN", plugin.path()).env("FIXTURE", fault);
+                    command.env("PLUGIN_NCCL_SOCKET_IFNAME", "lo");
+                });
+                let took = start.elapsed();
+                let in_time = Duration::from_secs(least_s)..Duration::from_secs(30);
+                assert!(in_time.contains(&took), "{fault}: {took:?}");
+                let answered = "NCCL_SOCKET_IFNAME=lo (env plugin Fixture v2)";
+                assert!(output.contains(answered), "{fault}: {output}");
+                assert!(!output.contains("the plugin has ended"), "{fault}: {output}");
+            });
+        }
+    });
 }
