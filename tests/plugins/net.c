@@ -184,7 +184,7 @@ static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
   props->netDeviceType = is("offload") ? NCCL_NET_DEVICE_UNPACK : NCCL_NET_DEVICE_HOST;
 #endif
 #if VERSION >= 9
-  props->maxP2pBytes = 1 << 30;
+  props->maxP2pBytes = is("small messages") ? 1000 : 1 << 30;
   props->forceFlush = getenv("FIXTURE_FLUSH") != NULL;
 #endif
   return ncclSuccess;

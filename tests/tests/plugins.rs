@@ -233,6 +233,7 @@ fn a_plugin_that_cannot_serve_is_refused_with_the_reason_and_another_net_is_used
         ("negative devices", "it says that there are -1"),
         ("GPUs only", "does not take memory of the host"),
         ("offload", "is served by GPUs, which is not supported"),
+        ("small messages", "its device 1 carries messages of 1000 bytes, "),
         ("init=error", "init of net plugin Fixture"),
         ("devices=error", "devices of net plugin Fixture"),
         ("getProperties=error", "getProperties of net plugin Fixture"),
@@ -245,8 +246,9 @@ fn a_plugin_that_cannot_serve_is_refused_with_the_reason_and_another_net_is_used
         // If the plugin was asked for by name, there is no other one.
         let ended = plugin.job(2, &["once"], &[("FIXTURE", fault), ("NCCL_NET", "fixture")]);
         for ended in &ended {
-            let text = "choosing the net \"fixture\"";
-            assert!(ended.status != Some(0) && ended.output.contains(text), "{}", ended.output);
+            let told = ["choosing the net \"fixture\"", reason];
+            let told = told.iter().all(|text| ended.output.contains(text));
+            assert!(ended.status != Some(0) && told, "{}", ended.output);
         }
         plugin.take_report();
     }
