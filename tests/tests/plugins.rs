@@ -428,7 +428,8 @@ fn every_version_of_tuners_chooses_plans_and_is_ended() {
     }
 }
 
-/// Rules in NVIDIA's format; a table that cannot be read is named with the line.
+/// Rules in NVIDIA's format; a table that cannot be read is named with the line. In the newest
+/// version, and in older ones where they are the newest.
 #[test]
 fn our_tuner_takes_plans_from_a_table() {
     let plugin = Plugin::own("liboxccl_tuner_table.so", "libnccl-tuner-oxccl-table.so");
@@ -441,17 +442,21 @@ fn our_tuner_takes_plans_from_a_table() {
     let rules = "# COLLNET has no plan here.\nallreduce,0,99999999,collnet_chain,simple,-1,-1,-1\n\
                  allreduce,0,99999999,ring,simple,4,1,3\nallgather,0,9999,pat,simple,-1,1,8\n";
     std::fs::write(&table, rules).expect("a table");
-    let ended = plugin.run(3, &["sequence", "8", "60", "100000"], &variables);
-    expect_success(&ended);
-    for Ended { output, .. } in &ended {
-        assert!(
-            output.contains("rules.csv: 3 rules") && output.contains("v6) is used"),
-            "{output}"
-        );
-        let of = |line: &&str| line.contains("all_reduce of") && !line.contains(" of 0 bytes");
-        let chosen: Vec<_> = output.lines().filter(of).collect();
-        let ring = |line: &&str| line.contains("ring, edges");
-        assert!(!chosen.is_empty() && chosen.iter().all(ring), "{chosen:?}");
+    for version in [6, 5, 4] {
+        let ended = plugin.run(3, &["sequence", "8", "60", "100000"], &variables);
+        expect_success(&ended);
+        for Ended { output, .. } in &ended {
+            let used = format!(", v{version}) is used");
+            let told = output.contains("rules.csv: 3 rules") && output.contains(&used);
+            assert!(told, "{used}: {output}");
+            let of = |line: &&str| line.contains("all_reduce of") && !line.contains(" of 0 bytes");
+            let chosen: Vec<_> = output.lines().filter(of).collect();
+            let ring = |line: &&str| line.contains("ring, edges");
+            assert!(!chosen.is_empty() && chosen.iter().all(ring), "{chosen:?}");
+        }
+        if version > 4 {
+            plugin.hide(&format!("ncclTunerPlugin_v{version}"));
+        }
     }
     std::fs::write(&table, "allreduce,0,1,ring,simple,-1,1,3\nallreduce,0,1,ring\n").expect("it");
     for Ended { status, output } in &plugin.run(2, &["sequence", "8", "60", "1000"], &variables) {
@@ -704,21 +709,34 @@ fn a_profiler_that_fails_is_named_and_calls_go_on() {
     });
 }
 
-/// Each process writes a trace with what it did, and a page.
+/// In the newest version, and in older ones where they are the newest.
 #[test]
 fn our_profiler_writes_a_trace_and_a_page() {
     let installed = "libnccl-profiler-oxccl-trace.so";
     let plugin = Plugin::own("liboxccl_profiler_trace.so", installed);
-    let folder = plugin.folder.to_str().expect("a plain path").to_owned();
-    let beginning = format!("{folder}/trace");
+    for version in [7, 6, 5] {
+        expect_trace_and_page(&plugin, version);
+        plugin.hide(&format!("ncclProfiler_v{version}"));
+    }
+}
+
+/// Each process writes a trace with what it did, and a page.
+fn expect_trace_and_page(plugin: &Plugin, version: u32) {
+    let folder = plugin.folder.join(format!("v{version}"));
+    std::fs::create_dir(&folder).expect("a folder");
+    let beginning = folder.join("trace");
     let variables = [
         ("NCCL_PROFILER_PLUGIN", "oxccl-trace"),
-        ("LD_LIBRARY_PATH", folder.as_str()),
-        ("NCCL_PROFILE_DUMP_FILE", beginning.as_str()),
+        ("LD_LIBRARY_PATH", plugin.folder.to_str().expect("a plain path")),
+        ("NCCL_PROFILE_DUMP_FILE", beginning.to_str().expect("a plain path")),
+        ("NCCL_DEBUG_SUBSYS", "PROFILE"),
     ];
-    expect_success(&plugin.run(2, &["sequence", "8", "60", "100000"], &variables));
+    let ended = plugin.run(2, &["sequence", "8", "60", "100000"], &variables);
+    expect_success(&ended);
+    let used = format!(", v{version}) is used");
+    assert!(ended[0].output.contains(&used), "{used}: {}", ended[0].output);
     let files = |end: &str| {
-        let entries = std::fs::read_dir(&plugin.folder).expect("a folder");
+        let entries = std::fs::read_dir(&folder).expect("a folder");
         let paths = entries.map(|entry| entry.expect("an entry").path());
         paths.filter(|path| path.extension().is_some_and(|e| e == end)).collect::<Vec<_>>()
     };
