@@ -233,4 +233,26 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn on_gpus_sixteen_ranks_of_each_host_are_the_most_and_all_hosts_have_no_limit() {
+        for (nranks, team) in [(2, 2), (16, 16), (32, 16), (1 << 16, 16), (1 << 16, 1)] {
+            usual_topology(false, nranks, team, true).expect("ranks fit");
+            // A rank counts those of its host.
+            let place = |rank| (rank < team as usize).then_some(rank);
+            let local: Vec<_> = (0..nranks as usize).map(place).collect();
+            let here = cuda::layout::Membership { rank: 0, local: &local }.ranks().len();
+            assert_eq!(here, team as usize);
+            cuda::rank::check_ranks(here as u32).expect("ranks fit");
+        }
+        for (nranks, team) in [(17, 17), (34, 17)] {
+            let error = usual_topology(false, nranks, team, true).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "a communicator of 17 GPUs of one host; up to 16 ranks of each host are supported \
+                 on GPUs"
+            );
+            assert_eq!(error.code(), crate::error::Code::InvalidUsage);
+        }
+    }
 }
