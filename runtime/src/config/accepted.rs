@@ -24,7 +24,7 @@ const CHOICE: &str = "OXCCL_ALGORITHM and the cost model choose";
 const CUDA: &str = "the kernels and the memory of this library have no use for it";
 const REGISTER: &str = "memory from ncclMemAlloc is used in place without being asked";
 pub(crate) const STREAMS: &str = "operations of a communicator run in the order of their calls";
-const PLUGINS: &str = "plugins are not loaded yet";
+const PLUGINS: &str = "plugins of this kind are not loaded";
 const CHECKED: &str = "arguments are always checked";
 const SYMMETRIC: &str = "there are no symmetric kernels on the host device";
 /// The section whose variables NCCL does not document.

@@ -5,6 +5,7 @@
 use crate::bootstrap::id::random;
 use crate::device::cuda::memory::export::{Exported, MAX_SEGMENTS};
 use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -15,6 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The address at which a rank takes messages, and the key with which they have to begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +73,8 @@ pub struct Inbound {
     pub socket: Arc<UnixDatagram>,
     /// The address of the socket.
     pub address: Address,
+    /// The number of messages of strangers so far.
+    strange: AtomicU64,
 }
 
 const WORDS: usize = 10;
@@ -94,7 +98,7 @@ impl Inbound {
             socket.set_nonblocking(true).map(|()| socket)
         };
         let socket = Arc::new(bind().map_err(failed("binding a Unix socket"))?);
-        Ok(Self { socket, address })
+        Ok(Self { socket, address, strange: AtomicU64::new(0) })
     }
 
     /// Takes the next message. `None` if there is none; `Some(None)` for a message that does not
@@ -112,7 +116,21 @@ impl Inbound {
                 fds.extend(more);
             }
         }
-        Some(decode(&self.address.key, &bytes[..received], fds))
+        let message = decode(&self.address.key, &bytes[..received], fds);
+        if message.is_none() {
+            self.note_strange();
+        }
+        Some(message)
+    }
+
+    /// Counts a message of a stranger. The log tells of the first one, and each time that there are
+    /// twice as many.
+    fn note_strange(&self) {
+        let count = self.strange.fetch_add(1, Ordering::Relaxed) + 1;
+        if count.is_power_of_two() {
+            let text = format!("messages about buffers are refused, as no rank sent them: {count}");
+            log::line(Level::Info, Subsystem::Reg, &text);
+        }
     }
 }
 
@@ -293,8 +311,9 @@ mod tests {
         lying.bytes.extend([0; 16]);
         assert!(lying.send(&to.address) == Sent::Delivered);
         assert!(Datagram::new(&to.address.key, &message()).send(&to.address) == Sent::Delivered);
-        for _ in 0..2 {
+        for strange in 1..=2 {
             assert!(matches!(to.take(), Some(None)));
+            assert_eq!(to.strange.load(Ordering::Relaxed), strange);
         }
         // A message whose descriptors are missing is taken all the same.
         assert!(to.take().flatten().is_some());
