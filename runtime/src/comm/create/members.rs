@@ -82,7 +82,7 @@ impl Members {
     pub(super) fn neighbours(&self) -> Vec<u32> {
         let hosts: Vec<u64> = self.infos.iter().map(|info| info.host).collect();
         let mut peers = neighbours(&hosts, self.rank);
-        if self.ask_for_switch() {
+        if self.ask_for_switch() && !self.are_on_gpus() {
             // Those that tell each other what their switch reduces.
             let (nranks, team) = (self.infos.len() as u32, self.team());
             let rail = [(self.rank + team) % nranks, (self.rank + nranks - team) % nranks];
@@ -95,8 +95,12 @@ impl Members {
 
     /// Returns whether all ranks ask for a network that reduces between their hosts.
     pub(super) fn ask_for_switch(&self) -> bool {
-        // The messages of GPUs have no way to a switch.
-        !self.is_one_host() && self.infos.iter().all(|info| info.collnet && !info.gpu)
+        !self.is_one_host() && self.infos.iter().all(|info| info.collnet)
+    }
+
+    /// Returns whether some ranks are on GPUs.
+    pub(super) fn are_on_gpus(&self) -> bool {
+        self.infos.iter().any(|info| info.gpu)
     }
 
     /// Returns the number of ranks of a team ([`Spec::team`](oxccl_plan::Spec::team)).

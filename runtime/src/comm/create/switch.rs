@@ -139,7 +139,7 @@ fn reductions(bytes: &[u8]) -> std::result::Result<u64, String> {
     Ok(u64::from_le_bytes(bits))
 }
 
-/// Starts this rank's network, unless there are too few hosts.
+/// Starts this rank's network, unless there are too few hosts, or the ranks are on GPUs.
 fn begin(
     identity: Identity,
     members: &Members,
@@ -149,6 +149,9 @@ fn begin(
     let (hosts, least) = (members.host_sizes().len(), Config::get().collnet_node_threshold);
     if (hosts as u64) < least {
         return Err(format!("NCCL_COLLNET_NODE_THRESHOLD asks for {least} hosts, not {hosts}"));
+    }
+    if members.are_on_gpus() {
+        return Err("messages of GPUs have no way to a switch".to_owned());
     }
     CollNet::start(identity.comm, members.own_place(), bytes, limit)
 }
