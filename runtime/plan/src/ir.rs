@@ -103,7 +103,8 @@ pub enum Op {
         /// The destination.
         dst: Slice,
     },
-    /// Puts a slice on the edge to a peer; waits for a free slot of the edge.
+    /// Puts a slice on the edge to a peer; waits for a free slot of the edge. A switch has the
+    /// slice and the place of its result ([`Program::result`]) until that is received.
     Send {
         /// The receiving rank, or a switch ([`Spec::switch`](crate::Spec::switch)).
         peer: u32,
@@ -227,6 +228,19 @@ impl Program {
         let begins = std::iter::once(0).chain(self.rounds.iter().copied());
         let ends = self.rounds.iter().copied().chain([self.ops.len()]);
         begins.zip(ends).map(|(begin, end)| begin..end)
+    }
+
+    /// Returns where the result of what a step sends to a switch is received: results come in the
+    /// order of what was sent.
+    pub fn result(&self, step: usize) -> Option<Slice> {
+        let Some(&Op::Send { peer: switch, .. }) = self.ops.get(step) else { return None };
+        let sends = |op: &&Op| matches!(op, Op::Send { peer, .. } if *peer == switch);
+        let before = self.ops[..step].iter().filter(sends).count();
+        let mut results = self.ops.iter().filter_map(|op| match op {
+            Op::Recv { peer, dst } if *peer == switch => Some(*dst),
+            _ => None,
+        });
+        results.nth(before)
     }
 }
 

@@ -58,6 +58,8 @@ pub enum Fault {
     InputWritten { rank: u32, step: usize },
     #[error("rank {rank} step {step} uses the stage without having acquired its slot")]
     NotAcquired { rank: u32, step: usize },
+    #[error("rank {rank} step {step} uses what step {lent} gave to a switch, before its result")]
+    Lent { rank: u32, step: usize, lent: usize },
     #[error("rank {rank} step {step} uses {what}, for which the layout has no room")]
     NoRoom { rank: u32, step: usize, what: String },
     #[error("rank {rank} step {step} reaches for memory of rank {peer}, which is of another team")]
@@ -96,6 +98,8 @@ struct Cell<V> {
     value: Option<V>,
     write: Access,
     reads: Vec<Access>,
+    /// The step that has given it to a switch, until the result is received.
+    lent: Option<usize>,
 }
 
 /// One slot of a rank's stage.
@@ -228,6 +232,9 @@ pub struct Machine<'a, V: Values> {
     stage: Vec<[Slot<V::Value>; 2]>,
 }
 
+/// A cell of a rank: the index of its memory, and its own there.
+type Location = (usize, usize);
+
 /// The state of one collective while it runs.
 struct Running<'a, V> {
     plan: &'a Plan,
@@ -236,6 +243,9 @@ struct Running<'a, V> {
     in_place: &'a [bool],
     /// Input, output and scratch of each rank.
     memory: Vec<[Vec<Cell<V>>; 3]>,
+    /// The cells that a switch has of a rank, by rank and switch: a list for each message whose
+    /// result was not received yet.
+    lent: HashMap<(u32, u32), VecDeque<Vec<Location>>>,
     phase_base: u64,
     stage_base: u64,
     /// The number of rounds in which the programs run: 1 unless windows overlap.
@@ -316,7 +326,7 @@ impl<'a, V: Values> Machine<'a, V> {
         for rank in 0..spec.nranks {
             let own = self.access(rank, usize::MAX);
             let cells = |count: usize| {
-                let empty = || Cell { value: None, write: own, reads: Vec::new() };
+                let empty = || Cell { value: None, write: own, reads: Vec::new(), lent: None };
                 (0..count).map(|_| empty()).collect::<Vec<_>>()
             };
             memory.push([
@@ -342,6 +352,7 @@ impl<'a, V: Values> Machine<'a, V> {
             geometry,
             in_place,
             memory,
+            lent: HashMap::new(),
             phase_base,
             stage_base,
             rounds,
@@ -576,16 +587,8 @@ impl<V> Running<'_, V> {
         if self.rounds > 1 { program.round_end(round) } else { program.ops.len() }
     }
 
-    /// Returns the location of a part of a buffer, with in-place calls considered: (index of the
-    /// memory, cell).
-    fn locate(
-        &self,
-        rank: u32,
-        buffer: Buffer,
-        block: u32,
-        window: u64,
-        part: u32,
-    ) -> (usize, usize) {
+    /// Returns the location of a part of a buffer, with in-place calls considered.
+    fn locate(&self, rank: u32, buffer: Buffer, block: u32, window: u64, part: u32) -> Location {
         let spec = &self.plan.spec;
         if buffer == Buffer::Scratch {
             // Windows under way together may have scratch of their own, which later ones use again.

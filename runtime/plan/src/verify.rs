@@ -2,9 +2,9 @@
 //!
 //! A plan is right if every output part is exactly the required contributions, if every wait has
 //! its signal and every message its receiver, if no stage slot or user buffer is written while a
-//! rank may still read it, if ranks of different teams meet on edges alone, and if nothing
-//! deadlocks with bounded slots. A plan of a canonical algorithm must fold each part of a reduction
-//! at once, in rank order.
+//! rank may still read it, if nothing is used that a switch still has, if ranks of different teams
+//! meet on edges alone, and if nothing deadlocks with bounded slots. A plan of a canonical
+//! algorithm must fold each part of a reduction at once, in rank order.
 
 use crate::generate::Plan;
 use crate::ir::{Capacity, Geometry, Program, UserMemory};

@@ -533,6 +533,20 @@ fn a_write_to_the_input_is_named() {
 }
 
 #[test]
+fn a_use_of_what_a_switch_still_has_is_named() {
+    let spec = Spec::new(Collective::AllReduce, 4, 0).in_teams(1);
+    let plan = Plan::new(spec, Algorithm::Switch).expect("it serves");
+    let [input, output] = [Buffer::Input, Buffer::Output].map(|b| Slice::part(b, 0, 0));
+    let results = [0, 1, 2].map(|step| plan.program(2).result(step));
+    assert_eq!(results, [Some(output), Some(Slice { part: 1, ..output }), None]);
+    let fault = |op| broken(&plan, |programs| programs[2].ops.insert(1, op));
+    let lent = Fault::Lent { rank: 2, step: 1, lent: 0 };
+    let scratch = Slice::block(Buffer::Scratch, 0);
+    assert_eq!(fault(Op::Copy { src: input, dst: scratch }), lent);
+    assert_eq!(fault(Op::Copy { src: Slice { part: 1, ..input }, dst: output }), lent);
+}
+
+#[test]
 fn what_lines_carry_is_right_in_the_order_of_the_phases() {
     let mut verified = 0;
     for nranks in 2..=16 {

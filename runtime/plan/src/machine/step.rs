@@ -87,7 +87,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
             return Ok(true);
         }
         if peer >= self.run.plan.spec.nranks {
-            return self.contribute(peer, values, elems);
+            return self.contribute(peer, src, values, elems);
         }
         Ok(self.machine.send(self.rank, peer, (values, (0, 0)), self.step, elems))
     }
@@ -172,7 +172,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
     }
 
     /// Returns the parts of a slice that have elements in this window.
-    fn parts(&self, slice: Slice) -> impl Iterator<Item = u32> + use<V> {
+    pub(super) fn parts(&self, slice: Slice) -> impl Iterator<Item = u32> + use<V> {
         let (geometry, window) = (self.run.geometry, self.window);
         (slice.part..slice.part + slice.parts).filter(move |&p| geometry.range(window, p, 1).1 > 0)
     }
@@ -195,6 +195,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         if got != expected {
             return Err(Fault::Length { rank: self.rank, step: self.step, got, expected });
         }
+        self.take_back(peer);
         Ok(Some(message.values))
     }
 
@@ -226,6 +227,9 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         let cell = &mut self.run.memory[owner as usize][buffer][i];
         if self.run.plan.layout.user_memory != UserMemory::Private && self.machine.options.races {
             cell.reads.push(access);
+        }
+        if let Some(lent) = cell.lent {
+            return Err(Fault::Lent { rank: self.rank, step: self.step, lent });
         }
         let (write, value) = (cell.write, cell.value.clone());
         self.machine.check_order(self.rank, self.step, write, "a read")?;
@@ -301,6 +305,9 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         }
         let access = self.machine.access(rank, step);
         let cell = &mut self.run.memory[owner as usize][buffer][i];
+        if let Some(lent) = cell.lent {
+            return Err(Fault::Lent { rank, step, lent });
+        }
         let before = std::mem::replace(&mut cell.write, access);
         let reads = std::mem::take(&mut cell.reads);
         cell.value = Some(value);

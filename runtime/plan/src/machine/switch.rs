@@ -1,13 +1,16 @@
 //! The network as a peer: it reduces what the ranks of a rail send to it.
 
 use super::step::Step;
-use super::{Fault, Message, Values};
+use super::{Fault, Location, Message, Values};
+use crate::ir::{Buffer, Slice};
+use std::collections::VecDeque;
 
 impl<V: Values> Step<'_, '_, '_, '_, V> {
     /// Sends a message to a switch; false while it has no room for the message or its result.
     pub(super) fn contribute(
         &mut self,
         switch: u32,
+        src: Slice,
         values: Vec<V::Value>,
         elems: u64,
     ) -> Result<bool, Fault> {
@@ -19,7 +22,33 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         {
             return Ok(false);
         }
+        self.lend(switch, src);
         self.reduce_messages(switch).map(|()| true)
+    }
+
+    /// Notes that the network may use what is sent, and the place of the result, until the result
+    /// is received: it may read and write them itself.
+    fn lend(&mut self, switch: u32, src: Slice) {
+        let (rank, window) = (self.rank, self.window);
+        let result = self.run.programs[rank as usize].result(self.step);
+        let slices = [Some(src), result].into_iter().flatten();
+        let own = slices.filter(|s| !matches!(s.buffer, Buffer::Stage | Buffer::Inbox));
+        let lent: Vec<Location> = own
+            .flat_map(|slice| {
+                let at = |part| self.run.locate(rank, slice.buffer, slice.block, window, part);
+                self.parts(slice).map(at).collect::<Vec<_>>()
+            })
+            .collect();
+        let cells = &mut self.run.memory[rank as usize];
+        lent.iter().for_each(|&(buffer, i)| cells[buffer][i].lent = Some(self.step));
+        self.run.lent.entry((rank, switch)).or_default().push_back(lent);
+    }
+
+    /// Notes that the result of the oldest message to a switch was received, if the peer is one.
+    pub(super) fn take_back(&mut self, peer: u32) {
+        let lent = self.run.lent.get_mut(&(self.rank, peer)).and_then(VecDeque::pop_front);
+        let cells = &mut self.run.memory[self.rank as usize];
+        lent.into_iter().flatten().for_each(|(buffer, i)| cells[buffer][i].lent = None);
     }
 
     /// Reduces the oldest messages of a rail once each of its ranks has sent one.
