@@ -40,6 +40,20 @@ pub type Request = u64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region(pub usize);
 
+/// The places of a message's data and of its result, in registered memory that a network which
+/// reduces reads and writes itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Unstaged {
+    /// The first byte of the data.
+    pub from: *const u8,
+    /// The first byte of the result, which may be that of the data.
+    pub to: *mut u8,
+    /// The number of bytes of either.
+    pub len: usize,
+    /// The registrations of the data and of the result.
+    pub regions: [Region; 2],
+}
+
 /// Memory to register.
 #[derive(Clone)]
 pub struct Memory {

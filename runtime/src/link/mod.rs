@@ -129,6 +129,28 @@ impl Edge {
         }
     }
 
+    /// Sends a message to a switch as [`send`](Self::send) does; its result will be received to
+    /// `to`. If both places lie in registered memory, the network reads and writes them itself.
+    ///
+    /// # Safety
+    /// `from` is readable and `to` writable for `len` bytes, which fit a slot. Both are nobody
+    /// else's until the result is received, or the edge has ended.
+    pub unsafe fn reduce(
+        &mut self,
+        (from, to): (*const u8, *mut u8),
+        len: usize,
+        label: &Label,
+        begun: u64,
+    ) -> Result<bool> {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match self {
+                Edge::Message(edge) => edge.reduce((from, to), len, label.descriptor, begun as u32),
+                _ => self.send(from, len, label, begun),
+            }
+        }
+    }
+
     /// Returns the oldest message that was not released; `None` if there is none.
     pub fn peek(&mut self) -> Result<Option<Message>> {
         self.use_connections();

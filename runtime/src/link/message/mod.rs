@@ -3,6 +3,7 @@
 mod incoming;
 mod joining;
 mod outgoing;
+mod registered;
 #[cfg(test)]
 pub(crate) mod test_net;
 mod unconnected;
@@ -15,6 +16,8 @@ pub use joining::{Identity, Joining};
 pub(crate) use outgoing::DONE_WITHIN;
 pub use outgoing::Outgoing;
 use oxccl_net::{Connection, Memory, Place, Region};
+use registered::Registered;
+pub use registered::Registrar;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::null_mut;
@@ -64,12 +67,14 @@ pub enum Direction {
 pub struct MessageEdge {
     outgoing: Outgoing,
     incoming: Incoming,
+    /// Memory of the user, for the edge to a switch.
+    registered: Registered,
 }
 
 impl MessageEdge {
     /// Joins the two directions.
     pub fn new(outgoing: Outgoing, incoming: Incoming) -> Self {
-        Self { outgoing, incoming }
+        Self { outgoing, incoming, registered: Registered::default() }
     }
 
     /// Registers the slots of both directions, which otherwise the first messages do. Blocks for a
@@ -154,10 +159,15 @@ impl MessageEdge {
         // As in `peek`.
         let flushed = self.flushed();
         // SAFETY: passed on from the caller.
-        match unsafe { self.incoming.receive(to, len, expect)? } {
-            None => flushed.map(|_| None),
-            received => Ok(received),
+        let received = unsafe { self.incoming.receive(to, len, expect)? };
+        if received.is_none() {
+            return flushed.map(|_| None);
         }
+        if self.registered.received() {
+            self.incoming.release();
+            return Ok(Some(Received::InPlace));
+        }
+        Ok(received)
     }
 
     /// Returns a message that has come; `index` counts from the oldest one that was not released.

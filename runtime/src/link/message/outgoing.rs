@@ -4,7 +4,7 @@ use super::{HEADER_BYTES, Header, Slots};
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
-use oxccl_net::{Memory, Receiver, Request, Sender};
+use oxccl_net::{Memory, Receiver, Request, Sender, Unstaged};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -47,11 +47,7 @@ impl Outgoing {
         descriptor: Descriptor,
         begun: u32,
     ) -> Result<bool> {
-        let slot = self.next_slot();
-        self.send_more()?;
-        if !self.is_free(slot)? {
-            return Ok(false);
-        }
+        let Some(slot) = self.free_slot()? else { return Ok(false) };
         self.label(descriptor, begun);
         let place = &mut self.slots.bytes_mut(slot)[..HEADER_BYTES + len];
         if !self.unsent.is_empty() {
@@ -70,6 +66,31 @@ impl Outgoing {
         }
         self.messages += 1;
         Ok(true)
+    }
+
+    /// Sends a message without data as [`send`](Self::send) does: behind its header it says where
+    /// they are.
+    ///
+    /// # Safety
+    /// Both places are nobody else's until the result is received, or the edge has ended.
+    pub(super) unsafe fn send_unstaged(
+        &mut self,
+        unstaged: Unstaged,
+        descriptor: Descriptor,
+        begun: u32,
+    ) -> Result<bool> {
+        let Some(slot) = self.free_slot()? else { return Ok(false) };
+        let place = &mut self.slots.bytes_mut(slot)[HEADER_BYTES..][..size_of::<Unstaged>()];
+        // SAFETY: as large.
+        unsafe { place.as_mut_ptr().cast::<Unstaged>().write_unaligned(unstaged) };
+        self.commit(0, descriptor, begun).map(|()| true)
+    }
+
+    /// Returns the slot of the next message, once it is free.
+    fn free_slot(&mut self) -> Result<Option<usize>> {
+        self.send_more()?;
+        let slot = self.next_slot();
+        Ok(self.is_free(slot)?.then_some(slot))
     }
 
     /// Writes the header of the next message, one of an operation.
@@ -157,7 +178,7 @@ impl Outgoing {
             let region = self.slots.register(&mut *self.sender)?;
             let data = self.slots.slot(slot);
             // SAFETY: the slot lives as long as the sender and is written again only after the
-            // request is done.
+            // request is done. For what lies elsewhere the contract of `send_unstaged` holds.
             let request = unsafe { self.sender.isend(data, len, self.tag, region)? };
             if request.is_none() {
                 break;
