@@ -80,6 +80,12 @@ impl Line {
         })
     }
 
+    /// Returns the error of those who ask for something on a connection that has ended.
+    fn ended(&self) -> Option<oxccl_net::Error> {
+        let ended = || oxccl_net::Error::new("registering memory", "the connection has ended", "");
+        self.closed.load(Ordering::Acquire).then(ended)
+    }
+
     /// Has the thread end the connection.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
@@ -92,10 +98,11 @@ pub(super) fn register<N: ?Sized + 'static>(
     worker: &Worker<State<N>>,
     memory: Memory,
 ) -> Result<Region> {
+    line.failure()?;
     ask(line, worker, |answer| Asked::Register(memory, answer))
 }
 
-/// Has the thread deregister memory, and waits for the answer.
+/// Has the thread deregister memory, also after a failure, and waits for the answer.
 pub(super) fn deregister<N: ?Sized + 'static>(
     line: &Line,
     worker: &Worker<State<N>>,
@@ -114,7 +121,7 @@ fn ask<N: ?Sized + 'static, T>(
     *line.asked.lock().unwrap_or_else(|e| e.into_inner()) = asked;
     line.asks.store(true, Ordering::Release);
     worker.wake();
-    answer.wait(|| line.failure().err().or_else(|| worker.trouble()))?
+    answer.wait(|| line.ended().or_else(|| worker.trouble()))?
 }
 
 /// An end of a connection, as the thread calls it.
@@ -206,7 +213,8 @@ impl<E: End> LineTask<E> {
             }
             Asked::Deregister(region, answer) => {
                 let done = self.end.connection().deregister(region);
-                let owner = self.owners.iter().position(|(of, _)| *of == Some(region));
+                // A plugin may give the same handle several times.
+                let owner = self.owners.iter().rposition(|(of, _)| *of == Some(region));
                 if let Some(owner) = owner.filter(|_| done.is_ok()) {
                     self.owners.remove(owner);
                 }
@@ -216,10 +224,6 @@ impl<E: End> LineTask<E> {
     }
 
     fn step(&mut self) -> Result<bool> {
-        if self.line.asks.swap(false, Ordering::Acquire) {
-            let asked = self.line.asked.lock().unwrap_or_else(|e| e.into_inner()).take();
-            asked.into_iter().for_each(|asked| self.answer(asked));
-        }
         let mut moved = false;
         loop {
             let index = self.next as usize % MAX_REQUESTS;
@@ -257,6 +261,10 @@ impl<E: End> Task for LineTask<E> {
     fn poll(&mut self) -> Progress {
         if self.line.closed.load(Ordering::Acquire) {
             return Progress::Over;
+        }
+        if self.line.asks.swap(false, Ordering::Acquire) {
+            let asked = self.line.asked.lock().unwrap_or_else(|e| e.into_inner()).take();
+            asked.into_iter().for_each(|asked| self.answer(asked));
         }
         if self.line.failure.get().is_some() {
             return Progress::Idle;

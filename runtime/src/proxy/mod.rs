@@ -15,7 +15,8 @@ use oxccl_net::{
     Connecting, Connection, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request,
     Sender,
 };
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 pub(crate) use worker::{Serve, Worker};
 
 /// Work of the thread that takes several looks.
@@ -247,7 +248,7 @@ impl<N: 'static> Reducing<N> {
         + Send
         + 'static,
         stop: impl FnMut() -> Option<oxccl_net::Error>,
-    ) -> oxccl_net::Result<(Box<dyn Sender>, Box<dyn Receiver>)> {
+    ) -> oxccl_net::Result<Ends> {
         let (sends, receives) = (Arc::new(Line::default()), Arc::new(Line::default()));
         let of_thread = (sends.clone(), receives.clone());
         let made = move |state: &mut State<N>| {
@@ -258,8 +259,32 @@ impl<N: 'static> Reducing<N> {
             Ok(ahead)
         };
         let ends_with_requests = self.0.call_until(made, stop)?;
+        let registrar = Registrar { line: sends.clone(), worker: Arc::downgrade(&self.0) };
         let half = |line| Half { line, worker: self.0.clone(), ends_with_requests };
-        Ok((Box::new(half(sends)), Box::new(half(receives))))
+        Ok((Box::new(half(sends)), Box::new(half(receives)), Box::new(registrar)))
+    }
+}
+
+/// Both ends of an edge to a switch, and what registers memory beside them, for both.
+pub(crate) type Ends = (Box<dyn Sender>, Box<dyn Receiver>, Box<dyn Connection>);
+
+/// Registers memory with a network that reduces while others hold the ends, which keep the thread.
+struct Registrar<N: 'static> {
+    line: Arc<Line>,
+    worker: Weak<Worker<State<N>>>,
+}
+
+impl<N: 'static> Connection for Registrar<N> {
+    fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
+        let ended = || oxccl_net::Error::new("registering memory", "the network has ended", "");
+        let worker = self.worker.upgrade().ok_or_else(ended)?;
+        line::register(&self.line, &worker, memory)
+    }
+
+    fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
+        // What was registered has ended with the thread.
+        let Some(worker) = self.worker.upgrade() else { return Ok(()) };
+        line::deregister(&self.line, &worker, region)
     }
 }
 

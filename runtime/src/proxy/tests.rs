@@ -328,10 +328,12 @@ fn send_until_error(sender: &mut dyn Sender, region: Region) -> String {
 }
 
 #[test]
-fn an_error_reaches_whoever_waits() {
+fn an_error_reaches_whoever_waits_and_memory_can_be_given_up_then() {
     let (mut sender, _receiver, _) = pair(Fault::Failing);
-    let (_owner, region) = register(&mut *sender);
+    let (owner, region) = register(&mut *sender);
     assert_eq!(send_until_error(&mut *sender, region), "isend: it broke");
+    sender.deregister(region).unwrap();
+    assert_eq!(Arc::strong_count(&owner), 1);
 }
 
 #[test]

@@ -107,10 +107,10 @@ pub(super) fn connect(
     let reduction = |header: &[u8]| Header::decode(header)?.descriptor.reduction();
     let format = Format { header_bytes: HEADER_BYTES, reduction };
     let ends = net.connect((handles, own / team), format, (limit, stop));
-    let edge = ends.map_err(Error::from).and_then(|((sender, receiver), reductions)| {
+    let edge = ends.map_err(Error::from).and_then(|((sender, receiver, registrar), reductions)| {
         let outgoing = Outgoing::new(sender, identity.rank, slot_bytes);
-        let mut edge =
-            MessageEdge::new(outgoing, Incoming::new(receiver, identity.rank, slot_bytes));
+        let incoming = Incoming::new(receiver, identity.rank, slot_bytes);
+        let mut edge = MessageEdge::new(outgoing, incoming).with_registrar(registrar);
         // Nothing blocks for a plugin within an operation.
         edge.register().map(|()| (edge, reductions))
     });

@@ -8,6 +8,7 @@ use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
 use oxccl_net::{
     Connection, HANDLE_BYTES, HOST, Handle, Memory, Receiver, Region, Request, Result, Sender,
+    UNTOLD, Unstaged,
 };
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -129,7 +130,6 @@ impl Unconnected {
             comm,
             format,
             regions: Vec::new(),
-            owners: Vec::new(),
             offered: VecDeque::new(),
             reduced: BTreeMap::new(),
             under_way: BTreeMap::new(),
@@ -164,12 +164,18 @@ struct Slot {
     region: Region,
 }
 
-/// An all-reduce under way.
+/// An all-reduce under way, with the message that was sent, and the size of its result.
 struct UnderWay {
     request: *mut c_void,
     slot: Slot,
     sent: *const u8,
-    len: usize,
+    result: usize,
+}
+
+/// Memory that is registered. The owner is given up with it, or after the group has ended.
+struct Registered {
+    handle: *mut c_void,
+    _owner: Arc<dyn Any + Send + Sync>,
 }
 
 /// A group of ranks whose data the network reduces.
@@ -177,9 +183,7 @@ struct Group {
     instance: Arc<Instance>,
     comm: *mut c_void,
     format: Format,
-    regions: Vec<*mut c_void>,
-    /// The owners of the registered memory. They are given up after the group has ended.
-    owners: Vec<Arc<dyn Any + Send + Sync>>,
+    regions: Vec<Registered>,
     /// Slots that no all-reduce has taken, the oldest first.
     offered: VecDeque<Slot>,
     /// The sizes of results that are complete, by the numbers of their slots.
@@ -199,20 +203,32 @@ impl Group {
     }
 
     fn register(&mut self, memory: &Memory) -> Result<Region> {
-        let (comm, data, mut region) = (self.comm, memory.data.cast::<c_void>(), null_mut());
+        let (comm, data, mut handle) = (self.comm, memory.data.cast::<c_void>(), null_mut());
         let register = self.instance.functions.reg_mr;
-        // SAFETY: as in `init`; the memory lives as long as the group.
-        let reg_mr = || unsafe { register(comm, data, memory.len, HOST, &mut region) };
-        self.owners.push(memory.owner.clone());
-        self.instance.call("regMr", reg_mr)?;
-        self.regions.push(region);
-        Ok(Region(region as usize))
+        // SAFETY: as in `init`; the memory lives as long as its registration, or the group.
+        let reg_mr = || unsafe { register(comm, data, memory.len, HOST, &mut handle) };
+        let registered = self.instance.call("regMr", reg_mr);
+        // A plugin that fails may use the memory all the same.
+        let handle = if registered.is_ok() { handle } else { null_mut() };
+        self.regions.push(Registered { handle, _owner: memory.owner.clone() });
+        registered.map(|()| Region(handle as usize))
     }
 
-    /// Starts to reduce a message into the oldest slot.
+    fn deregister(&mut self, Region(handle): Region) -> Result<()> {
+        // A plugin may give the same handle several times, or none.
+        let is_it = |region: &Registered| handle != 0 && region.handle as usize == handle;
+        let Some(index) = self.regions.iter().rposition(is_it) else { return Ok(()) };
+        let region = self.regions.swap_remove(index);
+        let (comm, deregister) = (self.comm, self.instance.functions.dereg_mr);
+        // SAFETY: the region is the plugin's and is not used any more.
+        self.instance.call("deregMr", || unsafe { deregister(comm, region.handle) })
+    }
+
+    /// Starts to reduce a message into the oldest slot, or where the message says.
     ///
     /// # Safety
-    /// As for [`Sender::isend`].
+    /// As for [`Sender::isend`]. A message without data is as [`Format`] says, and both places are
+    /// registered and nobody else's until its result is received, or the group has ended.
     unsafe fn reduce(
         &mut self,
         sent: *const u8,
@@ -227,12 +243,18 @@ impl Group {
         let told = unsafe { std::slice::from_raw_parts(sent, header) };
         let reduction = (self.format.reduction)(told).filter(|_| len <= slot.capacity);
         let (dtype, op) = reduction.ok_or_else(|| wrong("a message of no reduction"))?;
-        let (count, dtype, op) = (bytes / dtype.size(), dtype as c_int, op as c_int);
-        let from = sent.wrapping_add(header).cast_mut().cast::<c_void>();
-        let to = slot.data.wrapping_add(header).cast::<c_void>();
+        let from = sent.wrapping_add(header);
+        let to = slot.data.wrapping_add(header);
+        let places = match bytes {
+            // SAFETY: by the contract.
+            0 => unsafe { from.cast::<Unstaged>().read_unaligned() },
+            len => Unstaged { from, to, len, regions: [region, slot.region] },
+        };
+        let result = if bytes == 0 { UNTOLD } else { len };
+        let (count, dtype, op) = (places.len / dtype.size(), dtype as c_int, op as c_int);
+        let (from, to) = (places.from.cast_mut().cast::<c_void>(), places.to.cast::<c_void>());
         let (comm, mut request) = (self.comm, null_mut());
-        let regions = [region, slot.region].map(|region| region.0 as *mut c_void);
-        let [sends, receives] = regions;
+        let [sends, receives] = places.regions.map(|region| region.0 as *mut c_void);
         // SAFETY: as in `init`; both are registered, and stay by the contract of their ends.
         // Messages are far smaller than 2 GiB.
         let iallreduce = || unsafe {
@@ -252,13 +274,13 @@ impl Group {
         }
         let number = self.number();
         let slot = self.offered.pop_front();
-        self.under_way.extend(slot.map(|slot| (number, UnderWay { request, slot, sent, len })));
+        self.under_way.extend(slot.map(|slot| (number, UnderWay { request, slot, sent, result })));
         Ok(Some(number))
     }
 
     /// Returns whether an all-reduce is done; its result then has the header of what was sent.
     fn test(&mut self, number: Request) -> Result<bool> {
-        let Some(UnderWay { request, slot, sent, len }) = self.under_way.get(&number) else {
+        let Some(UnderWay { request, slot, sent, result }) = self.under_way.get(&number) else {
             return Ok(true);
         };
         let (test, mut done, mut size) = (self.instance.functions.test, 0, 0);
@@ -270,7 +292,7 @@ impl Group {
         // SAFETY: both have room for a header, and belong to this group until both ends have heard
         // that they are done.
         unsafe { std::ptr::copy_nonoverlapping(*sent, slot.data, self.format.header_bytes) };
-        self.reduced.insert(slot.number, *len);
+        self.reduced.insert(slot.number, *result);
         self.under_way.remove(&number);
         Ok(true)
     }
@@ -279,9 +301,9 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         let (functions, comm) = (&self.instance.functions, self.comm);
-        for region in self.regions.drain(..).filter(|region| !region.is_null()) {
+        for Registered { handle, .. } in self.regions.iter().filter(|r| !r.handle.is_null()) {
             // SAFETY: the region is the plugin's and is not used any more.
-            let deregister = || unsafe { (functions.dereg_mr)(comm, region) };
+            let deregister = || unsafe { (functions.dereg_mr)(comm, *handle) };
             self.instance.end("deregMr", deregister);
         }
         // SAFETY: likewise.
@@ -299,6 +321,10 @@ struct Contributions(Arc<Mutex<Group>>);
 impl Connection for Contributions {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         lock(&self.0).register(&memory)
+    }
+
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        lock(&self.0).deregister(region)
     }
 }
 

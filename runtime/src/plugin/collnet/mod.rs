@@ -9,10 +9,10 @@ use super::load::{Kind, structure};
 use super::{Plugin, net};
 use crate::error::Result;
 use crate::log::{self, Level, Subsystem};
-use crate::proxy::{CurrentCall, Reducing};
+use crate::proxy::{CurrentCall, Ends, Reducing};
 use functions::Functions;
 use group::Unconnected;
-use oxccl_net::{Handle, Receiver, Sender};
+use oxccl_net::Handle;
 use oxccl_plan::{DataType, ReduceOp};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -64,7 +64,8 @@ impl Reductions {
 }
 
 /// How the messages of an edge are read: the size of their header in bytes, and what the operation
-/// that a header tells reduces.
+/// that a header tells reduces. Behind the header are the data, or, in a message without data, the
+/// [`Unstaged`](oxccl_net::Unstaged) that says where they are.
 #[derive(Clone, Copy)]
 pub(crate) struct Format {
     pub(crate) header_bytes: usize,
@@ -81,8 +82,8 @@ pub(crate) struct CollNet {
     pub(crate) handle: Handle,
 }
 
-/// A network that reduces, connected: both ends of the edge to its switch, and its reductions.
-pub(crate) type Connected = ((Box<dyn Sender>, Box<dyn Receiver>), Reductions);
+/// A network that reduces, connected: the edge to its switch, and its reductions.
+pub(crate) type Connected = (Ends, Reductions);
 
 impl CollNet {
     /// Starts the first plugin that can reduce messages of `bytes` bytes in memory of the host.
