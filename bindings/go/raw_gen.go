@@ -544,14 +544,16 @@ func ncclRedOpDestroy(op RedOp, comm C.ncclComm_t) error {
 //
 // `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
 // place by all ranks whether registered or not; other memory is read by the system's remote reads,
-// from some MiB on and where they are allowed. Blocks: never.
+// from some MiB on and where they are allowed. A network that reduces uses either itself. Blocks:
+// for the plugin of such a network.
 func ncclCommRegister(comm C.ncclComm_t, buff unsafe.Pointer, size C.size_t, handle *unsafe.Pointer) error {
 	return failed(C.oxgo_ncclCommRegister(comm, buff, size, handle))
 }
 
 // Ends the registration of a buffer.
 //
-// `handle`: in, from ncclCommRegister on `comm`. Blocks: never.
+// `handle`: in, from ncclCommRegister on `comm`. Fails if a network that reduces uses the buffer
+// for an operation under way, or if its plugin fails. Blocks: for that plugin.
 func ncclCommDeregister(comm C.ncclComm_t, handle unsafe.Pointer) error {
 	return failed(C.oxgo_ncclCommDeregister(comm, handle))
 }

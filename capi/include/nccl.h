@@ -1323,7 +1323,8 @@ ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 //
 // `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
 // place by all ranks whether registered or not; other memory is read by the system's remote reads,
-// from some MiB on and where they are allowed. Blocks: never.
+// from some MiB on and where they are allowed. A network that reduces uses either itself. Blocks:
+// for the plugin of such a network.
 ncclResult_t ncclCommRegister(ncclComm_t comm, void *buff, size_t size, void **handle);
 
 // Same as ncclCommRegister, for wrappers that replace it.
@@ -1331,7 +1332,8 @@ ncclResult_t pncclCommRegister(ncclComm_t comm, void *buff, size_t size, void **
 
 // Ends the registration of a buffer.
 //
-// `handle`: in, from ncclCommRegister on `comm`. Blocks: never.
+// `handle`: in, from ncclCommRegister on `comm`. Fails if a network that reduces uses the buffer
+// for an operation under way, or if its plugin fails. Blocks: for that plugin.
 ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle);
 
 // Same as ncclCommDeregister, for wrappers that replace it.

@@ -1018,13 +1018,15 @@ PROTOTYPES = {
     #
     # `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
     # place by all ranks whether registered or not; other memory is read by the system's remote reads,
-    # from some MiB on and where they are allowed. Blocks: never.
+    # from some MiB on and where they are allowed. A network that reduces uses either itself. Blocks:
+    # for the plugin of such a network.
     "ncclCommRegister": (c_int, (c_void_p, c_void_p, c_size_t, POINTER(c_void_p),)),
     # ncclCommDeregister(comm, handle)
     #
     # Ends the registration of a buffer.
     #
-    # `handle`: in, from ncclCommRegister on `comm`. Blocks: never.
+    # `handle`: in, from ncclCommRegister on `comm`. Fails if a network that reduces uses the buffer
+    # for an operation under way, or if its plugin fails. Blocks: for that plugin.
     "ncclCommDeregister": (c_int, (c_void_p, c_void_p,)),
     # ncclCommWindowRegister(comm, buff, size, win, winFlags)
     #

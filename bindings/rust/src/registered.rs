@@ -18,11 +18,12 @@ pub struct Registered<'a, T: Element> {
 }
 
 impl Comm {
-    /// Registers a slice of at least one element with this communicator. Blocks: never.
+    /// Registers a slice of at least one element with this communicator. Blocks: for the plugin of
+    /// a network that reduces.
     ///
     /// Large operations on registered memory may be read by the other ranks of the host without a
     /// copy in between, where the system allows it. A [`Buffer`](crate::Buffer) is used in place
-    /// without this.
+    /// without this. A network that reduces needs no copy of either once it is registered.
     ///
     /// The slice stays borrowed while it is registered, so its memory cannot be freed:
     ///

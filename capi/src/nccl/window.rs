@@ -61,7 +61,7 @@ unsafe fn comm_register(
 
 unsafe fn comm_deregister(comm: ncclComm_t, handle: *mut c_void) -> Result<()> {
     const FUNCTION: &str = "ncclCommDeregister";
-    let known = objects::comm(comm, FUNCTION)?.deregister(handle as u64);
+    let known = objects::comm(comm, FUNCTION)?.deregister(handle as u64)?;
     if known { Ok(()) } else { Err(unknown(FUNCTION, "handle", handle as usize)) }
 }
 
@@ -219,7 +219,8 @@ unsafe fn wait_signal(
 ///
 /// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
 /// place by all ranks whether registered or not; other memory is read by the system's remote reads,
-/// from some MiB on and where they are allowed. Blocks: never.
+/// from some MiB on and where they are allowed. A network that reduces uses either itself. Blocks:
+/// for the plugin of such a network.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -237,7 +238,8 @@ pub unsafe extern "C" fn ncclCommRegister(
 
 /// Ends the registration of a buffer.
 ///
-/// `handle`: in, from ncclCommRegister on `comm`. Blocks: never.
+/// `handle`: in, from ncclCommRegister on `comm`. Fails if a network that reduces uses the buffer
+/// for an operation under way, or if its plugin fails. Blocks: for that plugin.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

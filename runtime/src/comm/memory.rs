@@ -35,7 +35,7 @@ struct Range {
     len: usize,
     /// The number of the window among the communicator's, equal on all ranks; 0 for a buffer.
     number: u64,
-    /// The registration of a buffer that the peers map; `None` in host memory.
+    /// The registration with the executor; `None` if it does not need to know the range.
     buffer: Option<Registration>,
 }
 
@@ -57,7 +57,8 @@ impl Communicator {
 
     /// Registers a buffer and returns a handle for it. On a GPU the peers map the buffer, in the
     /// background. In host memory, a buffer from `ncclMemAlloc` is already mapped by all peers; the
-    /// system reads other memory in place from some MiB on, where that is permitted.
+    /// system reads other memory in place from some MiB on, where that is permitted. A network that
+    /// reduces is told of either. Blocks: for that network's plugin.
     pub fn register(&self, base: usize, len: usize) -> Result<u64> {
         self.check()?;
         let handle = BUFFER | NEXT.fetch_add(1, Ordering::Relaxed);
@@ -70,16 +71,18 @@ impl Communicator {
     }
 
     /// Ends the registration of a buffer. Returns false if `handle` is not the handle of a
-    /// registered buffer.
-    pub fn deregister(&self, handle: u64) -> bool {
+    /// registered buffer. Fails if a network that reduces uses the buffer for an operation under
+    /// way, or if its plugin fails; the handle stays. Blocks: for that plugin.
+    pub fn deregister(&self, handle: u64) -> Result<bool> {
         if handle & BUFFER != BUFFER {
-            return false;
+            return Ok(false);
         }
-        let Some(range) = self.registry().ranges.remove(&handle) else { return false };
-        if let Some(buffer) = range.buffer {
-            self.executor.deregister(buffer);
+        let Some(range) = self.registry().ranges.remove(&handle) else { return Ok(false) };
+        let ended = range.buffer.map_or(Ok(()), |buffer| self.executor.deregister(buffer));
+        if ended.is_err() {
+            self.registry().ranges.insert(handle, range);
         }
-        true
+        ended.map(|()| true)
     }
 
     /// Registers a window, which all ranks do in the same order. Blocks: never. A peer that writes

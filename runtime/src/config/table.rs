@@ -128,7 +128,7 @@ variables! {
     /// host, which is fast without registered buffers; without it large registered buffers are used
     /// in place. Lists by function have no effect. All ranks need the same value.
     proto: String = "NCCL_PROTO", "";
-    /// 1 uses buffers in place that ncclCommRegister was told of; on GPUs.
+    /// 1 uses buffers in place that ncclCommRegister was told of; on GPUs, and in networks.
     local_register: bool = "NCCL_LOCAL_REGISTER", "1";
     /// 1 has the peers map the buffers of captured operations, to use them in place; on GPUs.
     graph_register: bool = "NCCL_GRAPH_REGISTER", "1";

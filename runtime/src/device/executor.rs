@@ -37,8 +37,14 @@ pub enum Executor {
     Cuda(Arc<Rank>, Arc<CudaRank>),
 }
 
-/// A registered buffer of user memory that the peers map.
-pub type Registration = Key;
+/// A registered buffer of user memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// A buffer of a GPU that the peers map.
+    Mapped(Key),
+    /// A buffer of the host, by its number, that a network which reduces reads and writes itself.
+    Unstaged(u64),
+}
 
 /// The parts that an executor is made of.
 pub struct Parts {
@@ -314,8 +320,7 @@ impl Executor {
         let start = Instant::now();
         match self {
             Executor::Host(endpoint) => {
-                // A visit under way ends before this thread gets the lock of the state.
-                drop(endpoint.state());
+                endpoint.end_unstaged();
                 let rank = &endpoint.rank;
                 wait_while(|| !rank.writers().is_empty() && start.elapsed() < limit);
                 Ok(rank.writers())
@@ -455,18 +460,33 @@ impl Executor {
         sharing.is_some_and(|sharing| sharing.registry().window(at, bytes).is_some())
     }
 
-    /// Makes the peers map a buffer in the background; `None` if they map nothing, as on the host.
+    /// Registers a buffer: the peers map one of a GPU in the background, and a network that reduces
+    /// is told of one of the host. `None` if nobody uses that. May block for a plugin on the host.
     pub fn register(&self, base: usize, bytes: usize) -> Result<Option<Registration>> {
-        let Some(cuda_rank) = self.cuda() else { return Ok(None) };
-        let _context = cuda_rank.gpu.enter()?;
-        Ok(cuda_rank.hold(base as u64, bytes as u64))
+        match self {
+            Executor::Host(endpoint) => {
+                let base = std::ptr::with_exposed_provenance_mut(base);
+                Ok(endpoint.register(base, bytes).map(Registration::Unstaged))
+            }
+            Executor::Cuda(_, cuda_rank) => {
+                let _context = cuda_rank.gpu.enter()?;
+                Ok(cuda_rank.hold(base as u64, bytes as u64).map(Registration::Mapped))
+            }
+        }
     }
 
-    /// Ends a registration.
-    pub fn deregister(&self, registration: Registration) {
-        if let Some(cuda_rank) = self.cuda() {
-            cuda_rank.release(registration);
+    /// Ends a registration. In host memory this fails if an operation under way uses the buffer, or
+    /// if a plugin fails, for which it may block.
+    pub fn deregister(&self, registration: Registration) -> Result<()> {
+        match (self, registration) {
+            (Executor::Host(endpoint), Registration::Unstaged(number)) => {
+                return endpoint.deregister(number);
+            }
+            (Executor::Cuda(_, cuda_rank), Registration::Mapped(key)) => cuda_rank.release(key),
+            // The other device's.
+            _ => {}
         }
+        Ok(())
     }
 
     /// Makes a buffer the communicator's window of a number, which the peers find in the
@@ -483,7 +503,8 @@ impl Executor {
                 endpoint.open_window(base, bytes, number, copied).map(|()| None)
             }
             Executor::Cuda(_, cuda_rank) => {
-                cuda_rank.hold_window(base as u64, bytes as u64, number + 1)
+                let held = cuda_rank.hold_window(base as u64, bytes as u64, number + 1)?;
+                Ok(held.map(Registration::Mapped))
             }
         }
     }
@@ -492,8 +513,10 @@ impl Executor {
     pub fn close_window(&self, number: u64, registration: Option<Registration>) {
         match (self, registration) {
             (Executor::Host(endpoint), _) => endpoint.close_window(number),
-            (Executor::Cuda(_, cuda_rank), Some(key)) => cuda_rank.release(key),
-            (Executor::Cuda(..), None) => {}
+            (Executor::Cuda(_, cuda_rank), Some(Registration::Mapped(key))) => {
+                cuda_rank.release(key);
+            }
+            (Executor::Cuda(..), _) => {}
         }
     }
 }

@@ -1047,13 +1047,15 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
 # place by all ranks whether registered or not; other memory is read by the system's remote reads,
-# from some MiB on and where they are allowed. Blocks: never.
+# from some MiB on and where they are allowed. A network that reduces uses either itself. Blocks:
+# for the plugin of such a network.
 @inline ncclCommRegister(comm, buff, size, handle) =
     ccall(@inbounds(ADDRESSES[66]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}},), comm, buff, whole(Csize_t, :size, size), handle)
 
 # Ends the registration of a buffer.
 #
-# `handle`: in, from ncclCommRegister on `comm`. Blocks: never.
+# `handle`: in, from ncclCommRegister on `comm`. Fails if a network that reduces uses the buffer
+# for an operation under way, or if its plugin fails. Blocks: for that plugin.
 @inline ncclCommDeregister(comm, handle) =
     ccall(@inbounds(ADDRESSES[67]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), comm, handle)
 

@@ -5,12 +5,13 @@ use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
 use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::link::{Edge, notice};
+use crate::log::{self, Level, Subsystem};
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
 use crate::rank::{Links, Rank, broken};
 use oxccl_plan::Carrier;
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
@@ -100,6 +101,8 @@ pub struct Endpoint {
     pub all_mapped: bool,
     /// Bytes of an edge's slot.
     pub edge_slot_bytes: usize,
+    /// True once the network that reduces has refused a buffer.
+    refused: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -139,7 +142,8 @@ impl Endpoint {
             memory,
             user: vec![(Place::There(0), Place::There(0)); nranks],
         };
-        Self { rank, one_process, all_mapped: false, edge_slot_bytes, state: Mutex::new(state) }
+        let (all_mapped, refused, state) = (false, AtomicBool::new(false), Mutex::new(state));
+        Self { rank, one_process, all_mapped, edge_slot_bytes, refused, state }
     }
 
     /// Shares the endpoint, so that the monitor can look at its messages and calls.
@@ -282,6 +286,55 @@ impl Endpoint {
     }
 }
 
+impl Endpoint {
+    /// Registers a buffer with the network that reduces; returns its number. `None` without such a
+    /// network, and if it refuses the buffer. May block for a plugin.
+    pub fn register(&self, base: *mut u8, len: usize) -> Option<u64> {
+        let (registrar, memory) = self.state().switch_edge()?.registration(base, len)?;
+        // Whatever the plugin takes, operations and their ends get on meanwhile.
+        let made = registrar.lock().unwrap_or_else(|e| e.into_inner()).register(memory);
+        match made {
+            Ok(region) => Some(self.state().switch_edge()?.add_buffer(base, len, region)),
+            Err(error) => {
+                // One line for all buffers.
+                let again = self.refused.swap(true, Ordering::Relaxed);
+                let level = if again { Level::Info } else { Level::Warn };
+                let text = format!("{len} bytes at {base:p} are copied for the network: {error}");
+                log::line_of(Some(self.rank.number), level, Subsystem::Reg, &text);
+                None
+            }
+        }
+    }
+
+    /// Ends the registration of a buffer. Fails if an operation uses it, which is under way. May
+    /// block for a plugin.
+    pub fn deregister(&self, number: u64) -> Result<()> {
+        let removed = match self.state().switch_edge() {
+            Some(edge) => edge.remove_buffer(number)?,
+            None => None,
+        };
+        let Some((registrar, region)) = removed else { return Ok(()) };
+        let ended = registrar.lock().unwrap_or_else(|e| e.into_inner()).deregister(region);
+        ended.map_err(Error::from)
+    }
+
+    /// Ends the link to the switch if the network uses memory of the user, after the rank has
+    /// failed. Waits less than a second for a plugin that does not return; it is logged then that
+    /// the memory may still be in use.
+    pub fn end_unstaged(&self) {
+        // A visit under way ends before this thread gets the lock.
+        let mut state = self.state();
+        let in_use = state.switch_edge().and_then(|edge| edge.buffers_in_use());
+        let Some(in_use) = in_use else { return };
+        drop(state.take_switch());
+        if in_use.strong_count() > 0 {
+            let text = "the plugin of the network does not return and may still write into the \
+                        buffers of an all-reduce: keep them";
+            log::line_of(Some(self.rank.number), Level::Warn, Subsystem::Coll, text);
+        }
+    }
+}
+
 impl Links for Endpoint {
     fn taken_from(&self, peer: u32) -> Option<u64> {
         let state = self.try_state()?;
@@ -330,9 +383,17 @@ impl State {
 
     /// Returns the edge to a peer, which may be a switch.
     pub fn edge(&mut self, peer: u32) -> &mut Edge {
-        match self.switch {
-            Edge::Message(_) if peer as usize >= self.edges.len() => &mut self.switch,
-            _ => &mut self.edges[peer as usize],
+        match self.edges.get_mut(peer as usize) {
+            Some(edge) => edge,
+            None => &mut self.switch,
+        }
+    }
+
+    /// Returns the edge to the switch, if there is one.
+    fn switch_edge(&mut self) -> Option<&mut MessageEdge> {
+        match &mut self.switch {
+            Edge::Message(edge) => Some(edge),
+            _ => None,
         }
     }
 

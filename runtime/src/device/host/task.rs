@@ -207,7 +207,8 @@ impl Task {
     }
 
     /// Advances the task. A task that panics fails, and its communicator with it; neither the
-    /// thread that happens to run the task nor its stream ends. Blocks: never.
+    /// thread that happens to run the task nor its stream ends. Blocks: never, but less than a
+    /// second for a plugin whose network uses the memory of an operation that has failed.
     pub fn step(&mut self, budget: Budget) -> Step {
         catch_unwind(AssertUnwindSafe(|| self.go_on(budget))).unwrap_or_else(|panic| {
             let error = Error::panicked(&*panic);
@@ -401,8 +402,10 @@ impl Running {
         self.wait_for_writers(clock::now(), error)
     }
 
-    /// Ends the operation with an error as soon as no peer writes into this rank's memory any more.
+    /// Ends the operation with an error as soon as no peer writes into this rank's memory any more,
+    /// nor a network.
     fn wait_for_writers(&mut self, since: Instant, error: Error) -> Step {
+        self.endpoint.end_unstaged();
         let writers = self.endpoint.rank.writers();
         if writers.is_empty() {
             return self.end(Err(error));

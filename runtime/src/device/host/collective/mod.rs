@@ -707,13 +707,33 @@ impl<'a> VisitState<'a> {
             return Ok(Poll::Ready);
         }
         let (label, begun) = (self.run.label, self.state.collectives);
-        // SAFETY: the geometry keeps messages within slots; the source is this rank's.
-        let sent = unsafe { self.state.edge(peer).send(from, len, &label, begun) };
+        let result = self.result(peer);
+        let edge = self.state.edge(peer);
+        // SAFETY: the geometry keeps messages within slots; the source is this rank's. So is the
+        // place of a switch's result, and the verifier showed that neither is used until that is
+        // received. An operation that fails ends the edge first.
+        let sent = unsafe {
+            match result {
+                Some(to) => edge.reduce((from, to), len, &label, begun),
+                None => edge.send(from, len, &label, begun),
+            }
+        };
         if !sent.map_err(self.broken(peer))? {
             return Ok(Poll::Wait(peer));
         }
         self.spent += len;
         Ok(Poll::Ready)
+    }
+
+    /// Returns where the result of what this step sends goes. `None` unless the peer is a switch,
+    /// and once the rank has failed: then nothing may begin to use the user's memory.
+    fn result(&mut self, peer: u32) -> Option<*mut u8> {
+        let rank = &self.endpoint.rank;
+        if peer < rank.nranks || rank.failure().is_some() {
+            return None;
+        }
+        let result = self.run.bound().program.result(self.run.step)?;
+        Some(self.own(result).0)
     }
 
     /// Returns the data of the next message from a peer, which must be `len` bytes long.
