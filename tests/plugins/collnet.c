@@ -1,7 +1,7 @@
 /* A network that reduces, for processes of one machine, in the version VERSION: a file that all
  * ranks of a group map. It checks how it is used. FIXTURE=null region gives no handles of memory, null
- * request takes no reduction after the first FIXTURE_AFTER. FIXTURE_REPORT is a file to which the number
- * of reductions, and what is left at the end, are appended. */
+ * request takes no reduction after the first FIXTURE_AFTER. FIXTURE_REPORT is a file to which it is appended
+ * at the end what is left, and how many of the reductions were not staged in memory of the library. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -13,7 +13,7 @@
 #include "fixture.h"
 
 static ncclDebugLogger_t logger;
-static int open_objects[5], reductions;
+static int open_objects[5], reductions, unstaged;
 enum { CONTEXT, LISTENER, GROUP, REGION, REQUEST };
 static const char *const object_names[] = {"contexts", "listeners", "groups", "regions", "requests"};
 
@@ -32,7 +32,9 @@ __attribute__((destructor)) static void report(void) {
   if (!to) return;
   for (int kind = 0; kind < 5; kind++)
     if (open_objects[kind]) fprintf(to, "%d %s are left\n", open_objects[kind], object_names[kind]);
-  fprintf(to, "%s\n", reductions ? "reduced" : "nothing reduced");
+  fprintf(to, "%s", reductions ? "reduced" : "nothing reduced");
+  if (unstaged) fprintf(to, ", %d of %d unstaged", unstaged, reductions);
+  fprintf(to, "\n");
   fclose(to);
 }
 
@@ -129,21 +131,23 @@ struct shared {
 
 struct group {
   struct shared *shared;
-  int nranks, rank;
+  int nranks, rank, regions;
   pthread_t thread;
   uint64_t next;
   struct request {
     struct group *of;
     int used, type, op;
     uint64_t number, count;
-    void *to;
+    void *from, *to;
   } requests[DEPTH];
 };
 
+/* The library stages in the first two of a group. */
 struct region {
   char *data;
   size_t size;
   struct group *of;
+  int number;
 };
 
 static ncclResult_t connect_(void **handles, int nranks, int rank, void *listenComm, void **collComm) {
@@ -188,7 +192,8 @@ static ncclResult_t regMr(void *comm, void *data, size_t size, int type, void **
   if (type != NCCL_PTR_HOST) return wrong("the kind of memory");
   if (is("null region")) return ncclSuccess;
   struct region *made = malloc(sizeof *made);
-  *made = (struct region){data, size, comm};
+  struct group *group = comm;
+  *made = (struct region){data, size, group, group->regions++};
   *mhandle = made;
   count(REGION, 1);
   return ncclSuccess;
@@ -247,10 +252,13 @@ static ncclResult_t iallreduce(void *collComm, void *sendData, void *recvData, e
   memcpy(shared->data[place][group->rank], sendData, size);
   shared->counts[place][group->rank] = (uint64_t)elements;
   __atomic_store_n(&shared->given[group->rank], number + 1, __ATOMIC_RELEASE);
-  *made = (struct request){group, 1, (int)type, (int)op, number, (uint64_t)elements, recvData};
+  *made = (struct request){group, 1, (int)type, (int)op, number, (uint64_t)elements, sendData, recvData};
   group->next++;
   count(REQUEST, 1);
-  __atomic_store_n(&reductions, 1, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&reductions, 1, __ATOMIC_SEQ_CST);
+  struct region *sends = sendMhandle, *receives = recvMhandle;
+  if (sends && sends->number >= 2 && receives->number >= 2)
+    __atomic_add_fetch(&unstaged, 1, __ATOMIC_SEQ_CST);
   *request = made;
   return ncclSuccess;
 }
@@ -301,6 +309,9 @@ static ncclResult_t test(void *request, int *done, int *size) {
     if (__atomic_load_n(&shared->given[rank], __ATOMIC_ACQUIRE) <= of->number) return ncclSuccess;
   if (__atomic_load_n(&shared->taken[group->rank], __ATOMIC_ACQUIRE) != of->number)
     return ncclSuccess;
+  /* A network may read it until now. */
+  if (memcmp(shared->data[place][group->rank], of->from, of->count * size_of(of->type)))
+    return wrong("data that have changed");
   memcpy(of->to, shared->data[place][0], of->count * size_of(of->type));
   for (int rank = 1; rank < group->nranks; rank++) {
     if (shared->counts[place][rank] != of->count) return wrong("counts that differ");
@@ -326,6 +337,11 @@ static ncclResult_t test(void *request, int *done, int *size) {
 static ncclResult_t closeColl(void *collComm) {
   ENTER("closeColl");
   struct group *group = collComm;
+  for (int i = 0; i < DEPTH; i++) {
+    /* A network may write it until now. */
+    volatile char *to = group->requests[i].used ? group->requests[i].to : NULL;
+    if (to) to[0] = to[0];
+  }
   munmap(group->shared, sizeof(struct shared));
   free(group);
   count(GROUP, -1);

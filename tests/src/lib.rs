@@ -6,6 +6,7 @@ pub mod hostile;
 pub mod job;
 pub mod mismatch;
 pub mod network;
+pub mod registered;
 pub mod relay;
 pub mod sequence;
 pub mod simulation;

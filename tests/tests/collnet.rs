@@ -3,6 +3,7 @@
 #[path = "common/plugin.rs"]
 mod plugin;
 
+use oxccl_tests::job::Ended;
 use plugin::{Plugin, expect_success, tells_of_the_limit};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,20 @@ const ENABLED: (&str, &str) = ("NCCL_COLLNET_ENABLE", "1");
 /// Compiles the network of a version; `None` without a C compiler.
 fn network(version: u32) -> Option<Plugin> {
     Plugin::compile("collnet", version, &[])
+}
+
+/// Returns how many reductions of each rank were not staged, and how many there were, from a report
+/// that says that nothing is left. Ranks without the former have two zeros.
+fn reduced(report: &str) -> Vec<(u32, u32)> {
+    let numbers = |line: &str| {
+        let counts = line.strip_prefix("reduced, ").and_then(|rest| rest.strip_suffix(" unstaged"));
+        let Some((some, all)) = counts.and_then(|counts| counts.split_once(" of ")) else {
+            assert_eq!(line, "reduced", "{report}");
+            return (0, 0);
+        };
+        (some.parse().expect("a number"), all.parse().expect("a number"))
+    };
+    report.lines().map(numbers).collect()
 }
 
 #[test]
@@ -38,8 +53,8 @@ fn every_version_reduces_whatever_it_supports_and_is_closed() {
                 assert!(output.contains(&format!(": {algorithm}, edges")), "{output}");
                 assert!(!output.contains("wrong use"), "{output}");
             }
-            let report = plugin.take_report();
-            assert_eq!(report, "reduced\n".repeat(nranks as usize), "version {version}");
+            let reduced = reduced(&plugin.take_report());
+            assert_eq!(reduced.len(), nranks as usize, "version {version}");
         }
     }
 }
@@ -51,7 +66,7 @@ fn switches_reduce_only_where_that_is_asked_for_and_there_are_hosts_enough() {
     expect_success(&ended);
     // By its cost, for some sizes.
     assert!(ended[0].output.contains(": switch, edges"), "{}", ended[0].output);
-    assert_eq!(plugin.take_report(), "reduced\n".repeat(4));
+    assert_eq!(reduced(&plugin.take_report()).len(), 4);
     for (variables, text) in [
         (vec![], None),
         (vec![ENABLED, ("OXCCL_RANKS_PER_NODE", "9")], None),
@@ -302,6 +317,122 @@ fn differing_calls_are_told_where_switches_reduce() {
     });
 }
 
+#[test]
+fn reductions_of_registered_buffers_are_not_staged_whatever_other_ranks_do() {
+    for version in [8, 12] {
+        let Some(plugin) = network(version) else { return };
+        for (nranks, per_node, algorithm) in [(3, "1", "switch"), (4, "2", "rails_switch")] {
+            let variables =
+                [ENABLED, ("OXCCL_RANKS_PER_NODE", per_node), ("OXCCL_ALGORITHM", algorithm)];
+            for how in ["all", "output", "odd", "early"] {
+                let ended = plugin.job(nranks, &["registered", how, "20"], &variables);
+                expect_success(&ended);
+                let wrong = ended.iter().any(|ended| ended.output.contains("wrong use"));
+                let ranks = reduced(&plugin.take_report());
+                assert!(!wrong && ranks.len() == nranks as usize, "{how}: {ranks:?}");
+                let staged = ranks.iter().filter(|(some, _)| *some == 0).count();
+                let right = |&(some, all): &(u32, u32)| match how {
+                    // The shares of ranks of a host lie in the output.
+                    "output" if per_node == "1" => 0 < some && some < all,
+                    "early" => 0 < some && some < all,
+                    "odd" => some == all,
+                    _ => 0 < some && some == all,
+                };
+                assert!(ranks.iter().all(right), "{algorithm} {how}: {ranks:?}");
+                let even = if how == "odd" { nranks as usize - nranks as usize / 2 } else { 0 };
+                assert_eq!(staged, even, "{algorithm} {how}: {ranks:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn buffers_that_a_network_refuses_are_staged_and_that_is_told_once() {
+    let Some(plugin) = network(12) else { return };
+    let variables = [
+        ENABLED,
+        ("OXCCL_ALGORITHM", "switch"),
+        ("FIXTURE", "regMr=error"),
+        ("FIXTURE_RANK", "1"),
+        // Those of the library.
+        ("FIXTURE_AFTER", "2"),
+    ];
+    let ended = plugin.job(2, &["registered", "all", "10"], &variables);
+    expect_success(&ended);
+    let text = "300000 bytes at 0x";
+    let told = |rank: usize| ended[rank].output.matches(text).count();
+    assert_eq!([told(0), told(1)], [0, 1], "{}", ended[1].output);
+    let reason = "are copied for the network: regMr of collnet plugin Switch (";
+    assert!(ended[1].output.contains(reason), "{}", ended[1].output);
+    let mut ranks = reduced(&plugin.take_report());
+    ranks.sort_unstable();
+    assert!(ranks[0] == (0, 0) && ranks[1].0 > 0 && ranks[1].0 == ranks[1].1, "{ranks:?}");
+}
+
+#[test]
+fn the_end_of_a_registration_fails_if_the_network_does_not_end_it() {
+    let Some(plugin) = network(12) else { return };
+    let variables = [
+        ENABLED,
+        ("OXCCL_ALGORITHM", "switch"),
+        ("FIXTURE", "deregMr=error"),
+        ("FIXTURE_RANK", "1"),
+    ];
+    let ended = plugin.job(2, &["registered", "all", "10"], &variables);
+    let Ended { status, output } = &ended[1];
+    assert_eq!(*status, Some(3), "{output}");
+    assert!(output.contains("deregMr of collnet plugin Switch ("), "{output}");
+}
+
+/// Runs a job in which rank 1 has a fault after some reductions of registered buffers, whose memory
+/// is gone at once after an error or an abort: who uses it then dies of that.
+fn with_fault(plugin: &Plugin, how: &str, fault: &str) -> Vec<Ended> {
+    let variables = [
+        ENABLED,
+        ("OXCCL_ALGORITHM", "switch"),
+        ("FIXTURE", fault),
+        ("FIXTURE_RANK", "1"),
+        ("FIXTURE_AFTER", "40"),
+    ];
+    let ended = plugin.job(3, &["registered", how, "1000"], &variables);
+    let wrong = ended.iter().find(|ended| ended.output.contains("wrong use"));
+    assert!(wrong.is_none(), "{fault}: {wrong:?}");
+    ended
+}
+
+/// What the library says where a plugin has buffers that it does not give back.
+const KEPT: &str = "may still write into the buffers of an all-reduce: keep them";
+
+#[test]
+fn after_an_error_or_an_abort_no_network_uses_registered_buffers() {
+    let Some(plugin) = network(12) else { return };
+    for (how, fault, own) in [
+        ("all", "iallreduce=error", 3),
+        ("all", "test=error", 3),
+        ("all", "iallreduce=exit", 9),
+        ("abort", "never completes", 0),
+    ] {
+        for (rank, ended) in with_fault(&plugin, how, fault).iter().enumerate() {
+            let expected = if rank == 1 { own } else { own.min(3) };
+            // Who aborts later may have heard of the first.
+            let heard = how == "abort" && ended.status == Some(3);
+            let right = ended.status == Some(expected) || heard;
+            assert!(right && !ended.output.contains(KEPT), "{fault} {rank}: {ended:?}");
+        }
+        let report = plugin.take_report();
+        assert!(!report.contains("groups") && !report.contains("regions"), "{fault}: {report}");
+    }
+}
+
+#[test]
+fn buffers_that_a_plugin_has_which_does_not_return_are_told() {
+    let Some(plugin) = network(12) else { return };
+    for (rank, ended) in with_fault(&plugin, "abort", "test=hang").iter().enumerate() {
+        let kept = ended.output.contains(KEPT);
+        assert!(matches!(ended.status, Some(0 | 3)) && kept == (rank == 1), "{rank}: {ended:?}");
+    }
+}
+
 /// Our switch in software.
 fn soft() -> Plugin {
     Plugin::own("liboxccl_collnet_soft.so", "libnccl-net-oxccl-collnet.so")
@@ -325,6 +456,7 @@ fn our_switch_in_software_reduces_every_type_and_operation() {
             ("OXCCL_RANKS_PER_NODE", per_node),
             ("OXCCL_ALGORITHM", algorithm),
         ];
+        expect_success(&plugin.job(nranks, &["registered", "all", "20"], &variables));
         let ended = plugin.job(nranks, &["sequence", "9", "400", "500000"], &variables);
         expect_success(&ended);
         let output = &ended[0].output;

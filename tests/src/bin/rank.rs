@@ -10,7 +10,8 @@
 //! stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end, `attended` to all-reduce until
 //! the input of rank 0 ends, `fork` to leave a child behind, `variables` to print the values of all
 //! variables, `fastest BYTES CALLS` to print the least time of so many all-reduces, `receives CALLS`
-//! to count their system calls, or `loop BYTES` to all-reduce until something fails.
+//! to count their system calls, `registered HOW CALLS` for all-reduces on registered buffers, or
+//! `loop BYTES` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::encryption::{self, Key};
@@ -25,7 +26,7 @@ use oxccl_runtime::{Code, Error, Result, group};
 use oxccl_tests::endpoint;
 use oxccl_tests::sequence::{Player, Shape, play};
 use oxccl_tests::world::on_threads;
-use oxccl_tests::{deterministic, mismatch, stuck, windows};
+use oxccl_tests::{deterministic, mismatch, registered, stuck, windows};
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -525,6 +526,10 @@ fn main() {
         Some("fastest") => {
             let number = |i: usize| arguments[i].parse::<u32>().expect("a number");
             fastest(number(1) as usize, number(2))
+        }
+        Some("registered") => {
+            let rounds = arguments[2].parse().expect("a number");
+            join().and_then(|comm| registered::play(&comm, &arguments[1], rounds))
         }
         Some("fork") => leave_a_child(),
         Some("attended") => attended(),
