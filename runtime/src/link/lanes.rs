@@ -21,7 +21,7 @@ impl Lanes {
     }
 
     /// Returns the lane of the next message to the peer.
-    pub(super) fn outgoing(&mut self) -> &mut MessageEdge {
+    pub(crate) fn outgoing(&mut self) -> &mut MessageEdge {
         let lane = self.sent() % self.0.len() as u64;
         &mut self.0[lane as usize]
     }

@@ -145,7 +145,9 @@ impl Edge {
         // SAFETY: passed on from the caller.
         unsafe {
             match self {
-                Edge::Message(edge) => edge.reduce((from, to), len, label.descriptor, begun as u32),
+                Edge::Message(lanes) => {
+                    lanes.outgoing().reduce((from, to), len, label.descriptor, begun as u32)
+                }
                 _ => self.send(from, len, label, begun),
             }
         }

@@ -15,7 +15,6 @@ use oxccl_net::{
     Connecting, Connection, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request,
     Sender,
 };
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 pub(crate) use worker::{Serve, Worker};
 

@@ -392,7 +392,7 @@ impl State {
     /// Returns the edge to the switch, if there is one.
     fn switch_edge(&mut self) -> Option<&mut MessageEdge> {
         match &mut self.switch {
-            Edge::Message(edge) => Some(edge),
+            Edge::Message(lanes) => Some(lanes.outgoing()),
             _ => None,
         }
     }
