@@ -1,17 +1,26 @@
-//! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
-//! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
-//! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `idle` for no
-//! call, `threads` to print the names of this process's threads, `late` and `once` for one
-//! all-reduce, `abandon within|after` for one that an abort ends or follows, `crowd THREADS` for
-//! one of so many ranks in each process, `with-child` for some of a communicator and its child in
-//! turn, `hosts THREADS` for one among as many hosts in a process, `again` for two communicators of
-//! two ranks in this process, one after the other, `split-with-dead` and `survive FILE` beside a
-//! rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is
-//! stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end, `attended` to all-reduce until
-//! the input of rank 0 ends, `fork` to leave a child behind, `variables` to print the values of all
-//! variables, `fastest BYTES CALLS` to print the least time of so many all-reduces, `receives CALLS`
-//! to count their system calls, `registered HOW CALLS` for all-reduces on registered buffers, or
-//! `loop BYTES` to all-reduce until something fails.
+//! A rank of the multi-process tests, `oxccl-test-rank` with one of
+//! - `sequence SEED OPERATIONS MAX_BYTES`,
+//! - `deterministic SEED THREADS` for reductions compared with the fold in rank order,
+//! - `mismatch BASE OURS THEIRS` for two numbers of differing calls,
+//! - `windows SEED mapped|plain`,
+//! - `idle` for no call,
+//! - `threads` to print the names of this process's threads,
+//! - `late` and `once` for one all-reduce,
+//! - `abandon within|after` for one that an abort ends or follows,
+//! - `crowd THREADS` for one of so many ranks in each process,
+//! - `with-child` for some of a communicator and its child in turn,
+//! - `hosts THREADS` for one among as many hosts in a process,
+//! - `again` for two communicators of two ranks in this process, one after the other,
+//! - `split-with-dead` and `survive FILE` beside a rank that is killed,
+//! - `repaint abort|timeout|shrink between|within` beside a rank that is stopped,
+//! - `stuck HOW VICTIM CALLS ROOT` for calls that do not end,
+//! - `registered HOW CALLS` for all-reduces on registered buffers,
+//! - `attended` to all-reduce until the input of rank 0 ends,
+//! - `fork` to leave a child behind,
+//! - `variables` to print the values of all variables,
+//! - `fastest BYTES CALLS` to print the least time of so many all-reduces,
+//! - `receives CALLS` to count their system calls,
+//! - `loop BYTES` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::encryption::{self, Key};
