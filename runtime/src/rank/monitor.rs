@@ -189,14 +189,21 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
     made.as_ref().map_err(Clone::clone)
 }
 
-/// The function that the monitor's thread calls besides watching peers; it returns true while there
-/// is something to look at again soon.
-static ALSO: OnceLock<fn() -> bool> = OnceLock::new();
+/// The functions that the monitor's thread calls besides watching peers; each returns true while
+/// there is something to look at again soon.
+static ALSO: Mutex<Vec<fn() -> bool>> = Mutex::new(Vec::new());
+
+fn also_called() -> MutexGuard<'static, Vec<fn() -> bool>> {
+    ALSO.lock().unwrap_or_else(|e| e.into_inner())
+}
 
 /// Has the monitor call a function at once and with each look; starts the monitor if necessary.
-/// There is only one such function, which looks at the memory and the kernels of GPUs.
 pub(crate) fn also(look: fn() -> bool) {
-    ALSO.get_or_init(|| look);
+    let mut all = also_called();
+    if !all.iter().any(|known| std::ptr::fn_addr_eq(*known, look)) {
+        all.push(look);
+    }
+    drop(all);
     wake();
 }
 
@@ -242,7 +249,8 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
             }
             let waiting = look(&mut watches) | inquire(&mut watches, &mut inquiry::lock());
             drop(watches);
-            visit.is_some() && ALSO.get().is_some_and(|look| look()) || waiting
+            let also = also_called().clone();
+            visit.is_some() && also.iter().fold(false, |soon, look| look() | soon) || waiting
         }));
         let waiting = waiting.unwrap_or_else(|_| {
             log::line(
