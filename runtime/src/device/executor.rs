@@ -19,7 +19,7 @@ use cuda::sharing::registry::Key;
 use host::endpoint::{Endpoint, MAPPED, PeerMemory};
 use host::reach::{self, Process};
 use host::task::Work;
-use host::worker::{ranks_per_processor, wait_while};
+use host::worker::{pause_while, ranks_per_processor};
 use oxccl_net::Properties;
 use oxccl_plan::lines;
 use oxccl_plan::select::Topology;
@@ -247,11 +247,11 @@ impl Executor {
         }
     }
 
-    /// Appends a call of a function, which must not block, to a stream of host memory, which is
-    /// not captured.
+    /// Appends a call of a function to a stream of host memory, which is not captured. The function
+    /// must not block; if it does not return, the communicator has to fail.
     pub fn notify(&self, stream: &Stream, call: impl Fn() + Send + Sync + 'static) -> Result<()> {
         let Stream::Host(stream) = stream else { return Err(wrong_device()) };
-        stream.enqueue(Work::Notify(Arc::new(call)), true)
+        stream.notify(self.rank(), Arc::new(call))
     }
 
     /// Marks the present end of a stream of a GPU, which is not captured. `None` in host memory,
@@ -322,7 +322,7 @@ impl Executor {
             Executor::Host(endpoint) => {
                 endpoint.end_unstaged();
                 let rank = &endpoint.rank;
-                wait_while(|| !rank.writers().is_empty() && start.elapsed() < limit);
+                pause_while(|| !rank.writers().is_empty() && start.elapsed() < limit);
                 Ok(rank.writers())
             }
             Executor::Cuda(rank, cuda_rank) => {
@@ -339,7 +339,7 @@ impl Executor {
                     let fenced = sharing.map_or_else(Vec::new, |sharing| sharing.fenced());
                     fenced.into_iter().map(number).any(|peer| inside(&peer))
                 };
-                wait_while(|| (cuda_rank.busy() || asked()) && start.elapsed() < limit);
+                pause_while(|| (cuda_rank.busy() || asked()) && start.elapsed() < limit);
                 let missing = sharing.map_or_else(Vec::new, |sharing| sharing.end_fence());
                 Ok(missing.into_iter().map(number).filter(inside).collect())
             }

@@ -8,14 +8,15 @@ use super::collective::Budget;
 use super::endpoint::Endpoint;
 use super::event::Event;
 use super::graph::Capture;
-use super::task::{Step, Task, Work, try_now};
+use super::task::{Notice, Step, Task, Work, try_now};
 use super::worker;
 use crate::error::{Error, Quick, Result};
 use crate::op::{Call, Operation, Programs};
+use crate::rank::Rank;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::time::{Duration, Instant};
 
 /// The limits of a call's work before it returns: 3 to 6 µs of polling, or 16 KiB of work.
 const INLINE: Budget = Budget { polls: 64, bytes: 16 << 10 };
@@ -23,6 +24,9 @@ const INLINE: Budget = Budget { polls: 64, bytes: 16 << 10 };
 /// pending one can advance.
 const FAR_AHEAD: usize = 8;
 const LOOK_EVERY: usize = 4;
+/// The time for which a thread owns a stream at most, a few microseconds but for the time in which
+/// it does not run.
+const OWNED: Duration = Duration::from_secs(1);
 /// The limits of one visit by a waiting thread.
 pub(super) const VISIT: Budget = Budget { polls: 32, bytes: 1 << 20 };
 
@@ -36,6 +40,8 @@ pub struct Stream {
     /// True while the worker knows that the stream has work.
     active: AtomicBool,
     error: Mutex<Option<Error>>,
+    /// The ranks whose profilers are told of work here, and may not return.
+    told: Mutex<Vec<Weak<Rank>>>,
 }
 
 #[derive(Default)]
@@ -116,6 +122,17 @@ impl Stream {
         }
         self.activate();
         Ok(())
+    }
+
+    /// Appends a call that tells the profiler of a rank, as [`enqueue`](Self::enqueue) does.
+    pub fn notify(self: &Arc<Self>, rank: &Arc<Rank>, notice: Notice) -> Result<()> {
+        let mut told = lock(&self.told);
+        if !told.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(rank))) {
+            told.retain(|known| known.strong_count() > 0);
+            told.push(Arc::downgrade(rank));
+        }
+        drop(told);
+        self.enqueue(Work::Notify(notice), true)
     }
 
     /// Enqueues a collective, inline, as [`enqueue`](Self::enqueue) does.
@@ -229,17 +246,41 @@ impl Stream {
         lock(&self.error).take().map_or(Ok(()), Err)
     }
 
-    /// Waits for all work, for at most `limit`. Returns false if the time is over.
+    /// Returns the failure of a communicator whose profiler does not return, if the thread that
+    /// owns the stream does not give it back. `since` is when it was first found owned.
+    fn left_behind(&self, progress: Progress, since: &mut Option<Instant>) -> Option<Error> {
+        if progress != Progress::Owned {
+            *since = None;
+            return None;
+        }
+        if since.get_or_insert_with(Instant::now).elapsed() < OWNED {
+            return None;
+        }
+        lock(&self.told).iter().filter_map(Weak::upgrade).find_map(|rank| rank.failure())
+    }
+
+    /// Waits for all work, for at most `limit`. Returns false if the time is over. Fails if the
+    /// work cannot get on, as a profiler does not return.
     pub fn synchronize(&self, limit: Option<Duration>) -> Result<bool> {
         if self.is_capturing() {
             let hint = "end the capture first";
             return Err(Error::usage("the stream is being captured", hint));
         }
+        let (mut owned_since, mut left) = (None, None);
         let done = worker::wait_until(limit, || match self.advance(VISIT) {
             _ if self.pending.load(Ordering::Acquire) == 0 => Progress::Idle,
-            Progress::Idle => Progress::Stuck,
-            progress => progress,
+            progress => {
+                left = self.left_behind(progress, &mut owned_since);
+                match progress {
+                    _ if left.is_some() => Progress::Idle,
+                    Progress::Idle => Progress::Stuck,
+                    progress => progress,
+                }
+            }
         });
+        if let Some(error) = left {
+            return Err(error);
+        }
         if !done {
             return Ok(false);
         }
@@ -302,5 +343,35 @@ impl Stream {
             return Ok(());
         }
         self.enqueue(Work::Wait(event.clone(), number), true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_profiler_that_does_not_return_is_told_why_its_communicator_failed() {
+        let rank = Arc::new(Rank::new(0, vec![Some(0)], None, vec![0]));
+        let (stream, begun) = (Stream::new(), Arc::new(AtomicBool::new(false)));
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (own, of, begins, ends) =
+            (stream.clone(), rank.clone(), begun.clone(), Mutex::new(ends));
+        let tell = move || {
+            begins.store(true, Ordering::Release);
+            let _ = lock(&ends).recv();
+        };
+        let telling = std::thread::spawn(move || own.notify(&of, Arc::new(tell)));
+        while !begun.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        // It may be slow.
+        assert!(!stream.synchronize(Some(OWNED + OWNED / 4)).unwrap());
+        rank.fail(Error::Aborted { by: "a test" });
+        let error = stream.synchronize(None).unwrap_err().to_string();
+        assert!(error.contains("ended by a test"), "{error}");
+        drop(end);
+        telling.join().unwrap().unwrap();
+        assert!(stream.synchronize(None).unwrap());
     }
 }

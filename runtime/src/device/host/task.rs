@@ -26,6 +26,10 @@ const LONG: Duration = Duration::from_secs(1);
 /// The longest time that a failed operation waits for peers that are writing into its memory.
 const WRITERS: Duration = Duration::from_secs(1);
 
+/// The longest time after a failure that an operation waits for its turn: those before it end within
+/// a second each, unless the thread that runs one does not return from a profiler.
+const TURN: Duration = Duration::from_secs(5);
+
 /// Visits without progress between two looks at the peers.
 const IDLE_VISITS: u32 = 64;
 
@@ -326,10 +330,10 @@ impl Running {
     }
 
     fn step(&mut self, budget: Budget) -> Step {
-        let endpoint = &self.endpoint;
-        if endpoint.rank.recorder.finished.load(Ordering::Acquire) != self.number {
-            return Step::Waiting { moved: false };
+        if self.endpoint.rank.recorder.finished.load(Ordering::Acquire) != self.number {
+            return self.wait_for_turn();
         }
+        let endpoint = &self.endpoint;
         if let Some((called, what)) = self.to_begin.take() {
             endpoint.rank.recorder.begin(&called, &what);
         }
@@ -364,6 +368,20 @@ impl Running {
                 Step::Waiting { moved }
             }
         }
+    }
+
+    /// Waits until the operations before this one have ended. An operation whose turn does not come
+    /// once the communicator has failed ends without it: it has not begun, and never will.
+    fn wait_for_turn(&mut self) -> Step {
+        let Some(error) = self.endpoint.rank.failure() else {
+            return Step::Waiting { moved: false };
+        };
+        let now = clock::now();
+        if now - *self.waiting_since.get_or_insert(now) < TURN {
+            return Step::Waiting { moved: false };
+        }
+        self.endpoint.rank.note_cut_short();
+        Step::Done(Err(self.place(error)))
     }
 
     fn end(&self, result: Result<()>) -> Step {

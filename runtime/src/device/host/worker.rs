@@ -180,6 +180,14 @@ pub fn wait_while(mut so: impl FnMut() -> bool) {
     });
 }
 
+/// Waits as long as `so` returns true, and advances nothing: what advances may call a profiler, which
+/// may not return. Blocks.
+pub fn pause_while(mut so: impl FnMut() -> bool) {
+    while so() {
+        std::thread::sleep(NAP);
+    }
+}
+
 static WAITING_THREADS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 /// Notes that a communicator exists whose ranks on this machine have this many threads that wait
