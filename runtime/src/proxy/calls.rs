@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// The time after which a call that has not returned fails what waits for it. Registrations and
 /// messages of real networks take milliseconds.
-const LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 /// The functions that may wait for a peer or a fabric until the communicator is made.
 const SETUP: [&str; 4] = ["init", "listen", "connect", "accept"];
 
@@ -93,10 +93,8 @@ impl CurrentCall {
         let function = *self.function();
         let limit = self.limit_of(function);
         // The call may have returned since, and the name be that of the next one.
-        (is_over(limit) && self.since_us.load(Ordering::Acquire) == since_us).then(|| {
-            let cause = format!("it has not returned for {} s", limit.as_secs_f32());
-            self.failed(function, &cause)
-        })
+        (is_over(limit) && self.since_us.load(Ordering::Acquire) == since_us)
+            .then(|| self.not_returned(function, limit))
     }
 
     /// Returns the error of the call under way if it has taken as long as `least`, but not so long
@@ -113,6 +111,11 @@ impl CurrentCall {
             let cause = format!("it has not returned for {:.1} s", lasted.as_secs_f32());
             self.failed(function, &cause)
         })
+    }
+
+    /// Returns the error of a function that has not returned for so long.
+    pub(crate) fn not_returned(&self, function: &str, time: Duration) -> oxccl_net::Error {
+        self.failed(function, &format!("it has not returned for {} s", time.as_secs_f32()))
     }
 
     /// Returns the error of a function, with which everything fails that uses the plugin here.

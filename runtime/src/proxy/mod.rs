@@ -9,7 +9,7 @@ mod line;
 mod worker;
 
 use crate::error::Result;
-pub(crate) use calls::CurrentCall;
+pub(crate) use calls::{CurrentCall, LIMIT};
 use line::{Line, LineTask};
 use oxccl_net::{
     Connecting, Connection, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request,

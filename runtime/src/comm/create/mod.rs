@@ -22,9 +22,9 @@ use crate::link::Edge;
 use crate::link::message::Identity;
 use crate::log::{self, Level, Subsystem};
 use crate::plugin::Facts;
-use crate::plugin::profiler::Profiler;
+use crate::plugin::profiler::{self, Profiler};
 use crate::plugin::tuner::Tuner;
-use crate::rank::Rank;
+use crate::rank::{Rank, monitor};
 use crate::ras::service;
 use crate::recorder::{self, Memory, Recorder, Stage};
 use links::Links;
@@ -277,7 +277,8 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
     comm.reductions = reductions.unwrap_or_default();
-    (comm.tuner, comm.profiler) = (tuner, profiler);
+    comm.tuner = tuner;
+    attach(&mut comm, profiler);
     links::watch(&own, signs)?;
     apply_timeout(&comm);
     own.recorder.enter(Stage::Running);
@@ -331,6 +332,23 @@ fn tell_peers(rank: &Arc<Rank>, culprit: Option<(u32, String)>) {
     rank.fail(lost.unwrap_or(Error::Aborted { by: "its failed initialisation" }));
 }
 
+/// Gives a communicator its profiler, if there is one, and has the communicator fail if the profiler
+/// does not return from a call about an event.
+fn attach(comm: &mut Communicator, profiler: Option<Profiler>) {
+    let Some(profiler) = profiler else { return };
+    let rank = Arc::downgrade(comm.executor.rank());
+    profiler.watch(move |error| {
+        let Some(rank) = rank.upgrade() else { return };
+        if rank.failure().is_none() {
+            return rank.fail(error.clone());
+        }
+        let text = error.to_string();
+        log::line_of(Some(rank.number), Level::Warn, Subsystem::Profile, &text);
+    });
+    comm.profiler = Some(profiler);
+    monitor::also(profiler::look);
+}
+
 fn apply_timeout(comm: &Communicator) {
     comm.set_timeout(Some(Config::get().timeout).filter(|limit| !limit.is_zero()));
 }
@@ -371,7 +389,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let parts = (executor, topology, Policy::default());
     let mut comm = Communicator::new(parts, device, options, None);
     let facts = Facts { comm: number, name, hosts: vec![1], rank: 0 };
-    comm.profiler = Profiler::start(&facts);
+    attach(&mut comm, Profiler::start(&facts));
     apply_timeout(&comm);
     comm.executor.rank().recorder.enter(Stage::Running);
     tell(&comm, &facts, None, begun);

@@ -7,7 +7,6 @@ use super::super::{name_of, need};
 use oxccl_plugin_abi::profiler::*;
 use oxccl_plugin_abi::{ncclDebugLogger_t, ncclResult_t};
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr::null_mut;
 
 type Handles = *mut *mut c_void;
 
@@ -325,21 +324,21 @@ impl Functions {
         }
     }
 
-    /// Has the plugin begin an event. Returns its result and the handle, which may be null.
+    /// Has the plugin begin an event, and write its handle, which may be null.
     pub(super) fn start(
         &self,
         context: *mut c_void,
         comm: Comm,
+        at: &mut *mut c_void,
         parent: *mut c_void,
         body: Body,
-    ) -> (ncclResult_t, *mut c_void) {
-        let (mut handle, kind) = (null_mut(), body.kind());
-        let at = &mut handle;
+    ) -> ncclResult_t {
+        let kind = body.kind();
         let (r#type, parentObj, rank) = (kind as u64, parent, comm.rank);
         let mut newest =
             ncclProfilerEventDescr_v7_t { r#type, parentObj, rank, body: body.newest() };
         let event = &raw mut newest;
-        let result = match self.start_event {
+        match self.start_event {
             StartEvent::V1(start) => start_old!(
                 start,
                 context,
@@ -378,8 +377,7 @@ impl Functions {
             StartEvent::V6(start) => unsafe { start(context, at, event.cast()) },
             // SAFETY: as above.
             StartEvent::V7(start) => unsafe { start(context, at, event) },
-        };
-        (result, handle)
+        }
     }
 
     /// Has the plugin record a state of an event; `time_ns` is for the end of a channel's work.

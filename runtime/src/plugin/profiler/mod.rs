@@ -5,25 +5,28 @@
 //! `P2p`), and an operation has the work of its channels (`KernelCh`). A single call is a group of
 //! its own. An event is reported if the plugin asks for its kind, or for that of a part of it.
 
+mod calls;
 mod functions;
 
 use super::load::Kind;
 use super::{Facts, Plugin, checked, logger, result_name};
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Bound, Call, Operation, Programs, Transfer};
-use crate::proxy::{CurrentCall, Serve, Worker};
+use crate::proxy::{CurrentCall, LIMIT, Serve, Worker};
+use calls::{Function, Looks, UnderWay};
 use functions::*;
 use oxccl_plan::generate::GENERATORS;
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol};
 use oxccl_plan::{Carrier, Collective, DataType};
+use oxccl_plugin_abi::ncclResult_t;
 use oxccl_plugin_abi::profiler::*;
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 const KIND: Kind = Kind {
@@ -72,10 +75,38 @@ struct Instance {
     numbers: [AtomicU64; Collective::ALL.len()],
     /// True once the log has a line about a call that failed.
     complained: AtomicBool,
-    /// The number of calls about events that are under way.
-    calls: AtomicUsize,
-    /// True once the plugin is about to end: it hears of no events any more.
-    ended: AtomicBool,
+    /// The texts about the plugin.
+    current: Arc<CurrentCall>,
+    /// The calls about events. They are closed when the plugin is about to end, or one of them does
+    /// not return: it hears of no events any more.
+    calls: UnderWay,
+    looks: Mutex<Looks>,
+    /// The error of a call that does not return, and what makes the communicator fail with it.
+    stuck: OnceLock<Error>,
+    fail: OnceLock<Fail>,
+}
+
+/// Makes a communicator fail.
+type Fail = Box<dyn Fn(&Error) + Send + Sync>;
+
+/// The instances at whose calls [`look`] looks.
+static WATCHED: Mutex<Vec<Weak<Instance>>> = Mutex::new(Vec::new());
+
+fn watched() -> MutexGuard<'static, Vec<Weak<Instance>>> {
+    WATCHED.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Looks whether a call about an event does not return: then its communicator fails. To be called
+/// every second or more often; returns whether the next look has to come sooner. Blocks: never.
+pub(crate) fn look() -> bool {
+    let living: Vec<_> = {
+        let mut watched = watched();
+        watched.retain(|instance| instance.strong_count() > 0);
+        watched.iter().filter_map(Weak::upgrade).collect()
+    };
+    let now = Instant::now();
+    living.iter().for_each(|instance| instance.look(now));
+    false
 }
 
 // SAFETY: the pointers are the plugin's, whose functions any thread may call, as with NCCL.
@@ -112,20 +143,46 @@ impl Instance {
         drop(alone);
         checked(current, "init", result)?;
         let comm = Comm { name: name_at, id: comm, rank };
-        let (followed, numbers, complained, calls, ended) = Default::default();
-        Ok(Self { plugin, context, comm, _name: name, followed, numbers, complained, calls, ended })
+        Ok(Self {
+            plugin,
+            context,
+            comm,
+            _name: name,
+            followed: Mutex::default(),
+            numbers: Default::default(),
+            complained: AtomicBool::new(false),
+            current: current.clone(),
+            calls: UnderWay::default(),
+            looks: Mutex::default(),
+            stuck: OnceLock::new(),
+            fail: OnceLock::new(),
+        })
     }
 
     fn wants(&self, kinds: c_int) -> bool {
         MASK.load(Ordering::Relaxed) & kinds & self.plugin.functions.kinds() != 0
     }
 
-    /// Makes a call about an event, unless the plugin has ended.
-    fn tell<T>(&self, call: impl FnOnce(&Functions) -> T) -> Option<T> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        let told = (!self.ended.load(Ordering::SeqCst)).then(|| call(&self.plugin.functions));
-        self.calls.fetch_sub(1, Ordering::SeqCst);
-        told
+    /// Makes a call about an event, unless the plugin hears of none any more. Returns whether it
+    /// was made without an error; the log has the first one: nothing depends on it.
+    fn tell(&self, function: Function, call: impl FnOnce(&Functions) -> ncclResult_t) -> bool {
+        let result = self.calls.call(function, || call(&self.plugin.functions));
+        if let Some(failed) = result.filter(|result| *result != 0) {
+            self.complain(function, failed);
+        }
+        result == Some(0)
+    }
+
+    /// Makes the communicator fail if a call does not return. Nothing may be expected of the plugin
+    /// then, so it is called no more.
+    fn look(&self, now: Instant) {
+        let mut looks = self.looks.lock().unwrap_or_else(|e| e.into_inner());
+        let stuck = looks.look(&self.calls, now).filter(|_| self.stuck.get().is_none());
+        let Some(function) = stuck else { return };
+        self.calls.close();
+        let error = self.current.not_returned(function.name(), LIMIT).into();
+        let error = self.stuck.get_or_init(|| error);
+        self.fail.get().iter().for_each(|fail| fail(error));
     }
 
     fn followed(&self) -> MutexGuard<'_, VecDeque<(Running, Times)>> {
@@ -150,10 +207,9 @@ impl Instance {
         followed.pop_front().map(|(running, _)| (running, times_ns))
     }
 
-    /// Logs the first call that fails: nothing depends on it.
-    fn check(&self, function: &str, result: c_int) {
-        if result != 0 && !self.complained.swap(true, Ordering::Relaxed) {
-            let name = result_name(result);
+    fn complain(&self, function: Function, result: ncclResult_t) {
+        if !self.complained.swap(true, Ordering::Relaxed) {
+            let (function, name) = (function.name(), result_name(result));
             let text =
                 format!("{function} of {} returned {name}; events are missing", self.plugin.label);
             log::line(Level::Warn, Subsystem::Profile, &text);
@@ -161,10 +217,11 @@ impl Instance {
     }
 
     fn begin(self: &Arc<Self>, parent: *mut c_void, body: Body) -> Event {
-        let start = |functions: &Functions| functions.start(self.context, self.comm, parent, body);
-        let (result, handle) = self.tell(start).unwrap_or((0, null_mut()));
-        self.check("startEvent", result);
-        Event { instance: self.clone(), handle: if result == 0 { handle } else { null_mut() } }
+        let mut handle = null_mut();
+        let begun = self.tell(Function::StartEvent, |functions| {
+            functions.start(self.context, self.comm, &mut handle, parent, body)
+        });
+        Event { instance: self.clone(), handle: if begun { handle } else { null_mut() } }
     }
 }
 
@@ -182,7 +239,7 @@ impl Event {
     fn record(&self, state: c_int, time_ns: u64) {
         if !self.handle.is_null() {
             let record = |functions: &Functions| functions.record(self.handle, state, time_ns);
-            self.instance.check("recordEventState", self.instance.tell(record).unwrap_or(0));
+            self.instance.tell(Function::RecordEventState, record);
         }
     }
 }
@@ -192,7 +249,7 @@ impl Drop for Event {
         if !self.handle.is_null() {
             // SAFETY: the handle is that of an event that has not ended.
             let stop = |functions: &Functions| unsafe { (functions.stop_event)(self.handle) };
-            self.instance.check("stopEvent", self.instance.tell(stop).unwrap_or(0));
+            self.instance.tell(Function::StopEvent, stop);
         }
     }
 }
@@ -235,13 +292,15 @@ impl Drop for Keeper {
         // Dropped outside of the lock: the plugin hears of it.
         let lost = std::mem::take(&mut *self.instance.followed());
         drop(lost);
-        let Instance { plugin, context, calls, ended, .. } = &*self.instance;
+        let Instance { plugin, context, calls, stuck, .. } = &*self.instance;
         // Events that are still open belong to work that waits in streams: they are lost.
-        ended.store(true, Ordering::SeqCst);
-        while calls.load(Ordering::SeqCst) > 0 {
+        calls.close();
+        while let Some(function) = calls.any() {
             if start.elapsed() > 2 * ENDING {
-                let text = format!("{} is not ended: a call has not returned", plugin.label);
-                return log::line(Level::Warn, Subsystem::Profile, &text);
+                // Nothing is ended that is in use; what does not return may be known already.
+                let error = self.current.not_returned(function.name(), 2 * ENDING);
+                let level = if stuck.get().is_some() { Level::Info } else { Level::Warn };
+                return log::line(level, Subsystem::Profile, &error.to_string());
             }
             std::thread::yield_now();
         }
@@ -285,6 +344,12 @@ impl Profiler {
                 None
             }
         }
+    }
+
+    /// Has `fail` called if a call about an event does not return.
+    pub(crate) fn watch(&self, fail: impl Fn(&Error) + Send + Sync + 'static) {
+        self.instance.fail.get_or_init(|| Box::new(fail));
+        watched().push(Arc::downgrade(&self.instance));
     }
 
     fn try_start(plugin: &'static Plugin<Functions>, facts: &Facts) -> Result<Self> {
