@@ -315,6 +315,41 @@ fn an_abort_waits_a_second_at_most_for_a_function_that_does_not_return() {
     });
 }
 
+/// Whichever thread is in it: that one is left behind, and the ranks end.
+#[test]
+fn a_profiler_that_does_not_return_from_an_event_is_named_on_all_ranks() {
+    let Some(plugin) = Plugin::compile("profiler", 7, &[]) else { return };
+    let functions = ["startEvent", "stopEvent", "recordEventState"];
+    std::thread::scope(|scope| {
+        for (function, how) in functions.into_iter().flat_map(|f| [(f, "failure"), (f, "abort")]) {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let fault = format!("{function}=hang");
+                let of_profiler = ("NCCL_PROFILER_PLUGIN", plugin.path());
+                let (rank, after) = (("FIXTURE_RANK", "1"), ("FIXTURE_AFTER", "60"));
+                let start = Instant::now();
+                let variables = [of_profiler, ("FIXTURE", fault.as_str()), rank, after];
+                let ended = plugin.run(3, &["beside", how], &variables);
+                assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+                if how == "abort" {
+                    // The rank checks the time.
+                    return expect_success(&ended);
+                }
+                let text = format!("{function} of profiler plugin Fixture ({}, v7)", plugin.path());
+                for (rank, ended) in ended.iter().enumerate() {
+                    let output = &ended.output;
+                    assert!(ended.status.is_some_and(|s| s != 0), "{fault} {rank}: {output}");
+                    let named = |line: &str| {
+                        line.contains(&text) && line.contains("has not returned for 10 s")
+                    };
+                    assert!(output.lines().any(named), "{fault} {rank}: {output}");
+                    assert!(rank == 1 || output.contains("rank 1"), "{fault} {rank}: {output}");
+                }
+            });
+        }
+    });
+}
+
 /// The end of a communicator waits for them for a second at most, and all work is done.
 #[test]
 fn a_tuner_or_a_profiler_that_does_not_end_is_named_and_left_behind() {

@@ -7,6 +7,7 @@
 //! - `threads` to print the names of this process's threads,
 //! - `late` and `once` for one all-reduce,
 //! - `abandon within|after` for one that an abort ends or follows,
+//! - `beside failure|abort` for those of a thread that another one aborts,
 //! - `crowd THREADS` for one of so many ranks in each process,
 //! - `with-child` for some of a communicator and its child in turn,
 //! - `hosts THREADS` for one among as many hosts in a process,
@@ -253,6 +254,25 @@ fn threads() -> Result<()> {
         println!("thread {}", name.unwrap_or_default().trim_end());
     }
     comm.destroy()
+}
+
+/// All-reduces in a thread, which a profiler may keep for ever, beside an abort: after 300 ms, or
+/// once the communicator has failed.
+fn beside(comm: &Arc<Communicator>, how: &str) -> Result<()> {
+    let calling = comm.clone();
+    std::thread::spawn(move || while reduce(&calling).is_ok() {});
+    if how == "abort" {
+        std::thread::sleep(Duration::from_millis(300));
+        return abort(comm);
+    }
+    let failure = loop {
+        match comm.failure() {
+            Some(error) => break error,
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    abort(comm)?;
+    Err(failure)
 }
 
 /// One all-reduce of rank numbers, and the end.
@@ -513,6 +533,7 @@ fn main() {
         Some("threads") => threads(),
         Some("once") => join().and_then(|comm| once(&comm)),
         Some("abandon") => join().and_then(|comm| abandon(&comm, arguments[1] == "within")),
+        Some("beside") => join().and_then(|comm| beside(&comm, &arguments[1])),
         Some("late") => join().and_then(|comm| {
             // The others begin to suspect something after a second.
             if comm.rank() == 2 {
