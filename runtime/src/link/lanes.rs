@@ -2,6 +2,7 @@
 
 use super::message::MessageEdge;
 use crate::error::Result;
+use crate::op::follow::Carried;
 
 /// The edges from and to one remote peer. Both ranks count the messages of each direction, so both
 /// know which lane carries the next one.
@@ -45,6 +46,11 @@ impl Lanes {
     /// Returns the size of the memory of all lanes, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
         self.0.iter().map(MessageEdge::memory_bytes).sum()
+    }
+
+    /// Returns how far the messages over a lane have come: those sent, and those received.
+    pub(super) fn carried(&self, lane: u32) -> [Carried; 2] {
+        self.0[lane as usize].carried()
     }
 
     /// Returns the number of messages sent so far.

@@ -8,6 +8,7 @@ pub mod notice;
 
 use crate::error::Result;
 use crate::op::descriptor::{Descriptor, Label};
+use crate::op::follow::Carried;
 pub use lanes::Lanes;
 use std::sync::Arc;
 use std::time::Instant;
@@ -159,7 +160,10 @@ impl Edge {
         match self {
             Edge::Own | Edge::Unconnected(_) => Ok(None),
             Edge::Direct(edge) => Ok(edge.peek()),
-            Edge::Message(lanes) => lanes.incoming().peek(),
+            Edge::Message(lanes) => {
+                lanes.incoming().await_next();
+                lanes.incoming().peek()
+            }
         }
     }
 
@@ -176,6 +180,7 @@ impl Edge {
     ) -> Result<Option<Received>> {
         self.use_connections();
         if let Edge::Message(lanes) = self {
+            lanes.incoming().await_next();
             // SAFETY: passed on from the caller.
             return unsafe { lanes.incoming().receive(to, len, expect) };
         }
@@ -230,6 +235,14 @@ impl Edge {
             Edge::Own | Edge::Unconnected(_) => true,
             Edge::Direct(edge) => edge.is_taken(),
             Edge::Message(lanes) => told >= lanes.sent(),
+        }
+    }
+
+    /// Returns how far the messages over a lane have come: those sent, and those received.
+    pub fn carried(&self, lane: u32) -> [Carried; 2] {
+        match self {
+            Edge::Message(lanes) => lanes.carried(lane),
+            Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => Default::default(),
         }
     }
 

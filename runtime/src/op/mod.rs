@@ -5,6 +5,7 @@ mod address;
 mod batch;
 mod collective;
 pub mod descriptor;
+pub mod follow;
 mod one_sided;
 mod operation;
 mod options;

@@ -4,6 +4,7 @@ use super::{HEADER_BYTES, Header, Message, Slots};
 use crate::error::{Error, Result};
 use crate::link::EDGE_SLOTS;
 use crate::link::Received;
+use crate::op::follow::{Carried, LATEST};
 use oxccl_net::{Head, Memory, Receiver, Request, Sender, UNTOLD};
 use std::collections::VecDeque;
 
@@ -21,6 +22,10 @@ pub struct Incoming {
     released: usize,
     /// Messages of operations taken so far.
     taken: u64,
+    /// Messages of operations so far for which somebody waits or has waited.
+    awaited: u64,
+    /// The bytes of data of the latest messages taken, by number modulo [`LATEST`].
+    bytes: [usize; LATEST],
 }
 
 /// A slot that was offered.
@@ -33,6 +38,11 @@ enum Offered {
     Arrived(usize),
 }
 
+/// Returns the bytes of data of a message of so many bytes; 0 if that is not told.
+fn data_bytes(len: usize) -> usize {
+    if len == UNTOLD { 0 } else { len.saturating_sub(HEADER_BYTES) }
+}
+
 /// The least bytes of data that are received where they are wanted, and not in a slot first: for
 /// fewer the head is not worth a look of its own.
 const DIVIDED_BYTES: usize = 8 << 10;
@@ -42,7 +52,8 @@ impl Incoming {
     /// up to `slot_bytes`.
     pub fn new(receiver: Box<dyn Receiver>, tag: u32, slot_bytes: usize) -> Self {
         let slots = Slots::new(EDGE_SLOTS, slot_bytes);
-        Self { receiver, tag, slots, messages: VecDeque::new(), released: 0, taken: 0 }
+        let (messages, released, taken, awaited, bytes) = Default::default();
+        Self { receiver, tag, slots, messages, released, taken, awaited, bytes }
     }
 
     fn slot_of(&self, index: usize) -> usize {
@@ -118,6 +129,7 @@ impl Incoming {
             let divided = self.receiver.divided();
             // SAFETY: writable by the contract; the head tells of as many bytes.
             if divided.map_or(Ok(false), |end| unsafe { end.test_rest(request, to) })? {
+                self.messages[0] = Offered::Arrived(HEADER_BYTES + len);
                 self.release();
                 return Ok(Some(Received::InPlace));
             }
@@ -194,8 +206,28 @@ impl Incoming {
     }
 
     pub(crate) fn release(&mut self) {
+        if let Some(Offered::Arrived(len)) = self.messages.front() {
+            self.bytes[self.taken as usize % LATEST] = data_bytes(*len);
+        }
         self.taken += 1;
         self.free_slot();
+    }
+
+    /// Notes that somebody waits for the next message of an operation.
+    pub(super) fn await_next(&mut self) {
+        self.awaited = self.taken + 1;
+    }
+
+    /// Returns how far the messages have come that somebody waits for, or has waited for.
+    pub(super) fn carried(&self) -> Carried {
+        let (mut moved, mut bytes) = (self.taken, self.bytes);
+        for message in &self.messages {
+            let Offered::Arrived(len) = message else { break };
+            bytes[moved as usize % LATEST] = data_bytes(*len);
+            moved += 1;
+        }
+        let (asked, operations) = (self.awaited, Default::default());
+        Carried { asked, moved: moved.min(asked), over: self.taken, bytes, operations }
     }
 
     fn free_slot(&mut self) {
@@ -386,6 +418,15 @@ mod tests {
         small(DIVIDED_BYTES - 1, false);
         small(LEN, true);
         assert_eq!(incoming.taken(), 3);
+        assert_eq!(incoming.carried().bytes, [LEN, DIVIDED_BYTES - 1, LEN, 0]);
+        // The next one is not awaited, and then it is, and has come.
+        fed.0.lock().unwrap().extend(ones(5));
+        assert!(incoming.peek(0).unwrap().is_some());
+        let stages = |of: Carried| (of.asked, of.moved, of.over);
+        assert_eq!(stages(incoming.carried()), (0, 0, 3));
+        incoming.await_next();
+        assert_eq!(stages(incoming.carried()), (4, 4, 3));
+        assert_eq!(incoming.carried().bytes[3], 5);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod unconnected;
 use super::{Message, Received};
 use crate::error::Result;
 use crate::op::descriptor::Descriptor;
+use crate::op::follow::{Carried, LATEST};
 pub use incoming::Incoming;
 pub use joining::{Identity, Joining};
 pub(crate) use outgoing::DONE_WITHIN;
@@ -24,6 +25,8 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Instant;
 pub use unconnected::Unconnected;
+
+const _: () = assert!(super::EDGE_SLOTS == LATEST);
 
 /// The bytes of a [`Header`]. A shorter message is an error.
 pub const HEADER_BYTES: usize = 16;
@@ -212,6 +215,16 @@ impl MessageEdge {
     /// Returns the number of messages taken so far.
     pub(crate) fn taken(&self) -> u64 {
         self.incoming.taken()
+    }
+
+    /// Notes that somebody waits for the next message.
+    pub(super) fn await_next(&mut self) {
+        self.incoming.await_next();
+    }
+
+    /// Returns how far the messages have come: those sent, and those received.
+    pub(crate) fn carried(&self) -> [Carried; 2] {
+        [self.outgoing.carried(), self.incoming.carried()]
     }
 }
 

@@ -4,6 +4,7 @@ use super::{HEADER_BYTES, Header, Slots};
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
+use crate::op::follow::{Carried, LATEST};
 use oxccl_net::{Memory, Receiver, Request, Sender, Unstaged};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ pub struct Outgoing {
     messages: usize,
     /// Messages of operations so far.
     sent: u64,
+    /// The bytes of data of the latest ones, by number modulo [`LATEST`].
+    bytes: [usize; LATEST],
 }
 
 impl Outgoing {
@@ -32,8 +35,8 @@ impl Outgoing {
     /// up to `slot_bytes`.
     pub fn new(sender: Box<dyn Sender>, tag: u32, slot_bytes: usize) -> Self {
         let slots = Slots::new(EDGE_SLOTS, slot_bytes);
-        let (requests, unsent) = Default::default();
-        Self { sender, tag, slots, requests, unsent, messages: 0, sent: 0 }
+        let (requests, unsent, bytes) = Default::default();
+        Self { sender, tag, slots, requests, unsent, messages: 0, sent: 0, bytes }
     }
 
     /// Sends a message if its slot is free, and returns whether it is.
@@ -49,6 +52,7 @@ impl Outgoing {
     ) -> Result<bool> {
         let Some(slot) = self.free_slot()? else { return Ok(false) };
         self.label(descriptor, begun);
+        self.count(len);
         let place = &mut self.slots.bytes_mut(slot)[..HEADER_BYTES + len];
         if !self.unsent.is_empty() {
             // SAFETY: readable by the contract.
@@ -97,6 +101,11 @@ impl Outgoing {
     fn label(&mut self, descriptor: Descriptor, begun: u32) {
         let slot = self.slots.bytes_mut(self.messages % EDGE_SLOTS);
         slot[..HEADER_BYTES].copy_from_slice(&Header { descriptor, begun }.encode());
+    }
+
+    /// Counts the next message of an operation, with `len` bytes of data.
+    fn count(&mut self, len: usize) {
+        self.bytes[self.sent as usize % LATEST] = len;
         self.sent += 1;
     }
 
@@ -206,9 +215,8 @@ impl Outgoing {
     pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
         if self.slots.on_host() {
             self.label(descriptor, begun);
-        } else {
-            self.sent += 1;
         }
+        self.count(len);
         self.push(HEADER_BYTES + len)
     }
 
@@ -237,6 +245,20 @@ impl Outgoing {
     /// Returns the number of messages of operations so far.
     pub(super) fn sent(&self) -> u64 {
         self.sent
+    }
+
+    /// Returns how far the messages have come.
+    pub(super) fn carried(&self) -> Carried {
+        let moved = self.sent.saturating_sub(self.unsent.len() as u64);
+        let is_under_way = |back: &usize| {
+            let message = self.messages.checked_sub(*back);
+            message.is_some_and(|message| self.requests[message % EDGE_SLOTS].is_some())
+        };
+        // From the oldest one on that may be under way.
+        let under_way = (1..=EDGE_SLOTS).rev().find(is_under_way).unwrap_or(0);
+        let over = self.sent.saturating_sub(under_way as u64).min(moved);
+        let (bytes, operations) = (self.bytes, Default::default());
+        Carried { asked: self.sent, moved, over, bytes, operations }
     }
 }
 
@@ -313,6 +335,8 @@ mod tests {
             assert!(unsafe { outgoing.send(&7, 1, message, 0) }.unwrap());
             assert!(outgoing.flushed().unwrap());
         }
+        let Carried { asked, moved, over, bytes, .. } = outgoing.carried();
+        assert_eq!((asked, moved, over, bytes), (4, 4, 0, [1; LATEST]));
         // SAFETY: a byte.
         assert!(!unsafe { outgoing.send(&7, 1, message, 0) }.unwrap());
     }
@@ -383,10 +407,14 @@ mod tests {
         for number in 0u8..20 {
             // SAFETY: a byte.
             while !unsafe { outgoing.send(&number, 1, message, 0) }.unwrap() {}
+            let Carried { asked, moved, over, .. } = outgoing.carried();
+            assert_eq!(asked, u64::from(number) + 1);
+            assert!(over <= moved && moved <= asked && asked - over <= LATEST as u64);
         }
         while !outgoing.flushed().unwrap() {}
         let expected: Vec<Vec<u8>> = (0..20).map(|number| vec![number]).collect();
         assert_eq!(*sent.lock().unwrap(), expected);
-        assert_eq!(outgoing.sent(), 20);
+        let Carried { asked, moved, over, .. } = outgoing.carried();
+        assert_eq!((outgoing.sent(), asked, moved, over), (20, 20, 20, 20));
     }
 }
