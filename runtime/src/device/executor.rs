@@ -6,6 +6,7 @@ use crate::error::{Error, Quick, Result};
 use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::link::{Edge, Lanes};
 use crate::log::{self, Level, Subsystem};
+use crate::op::follow::Watcher;
 use crate::op::{Call, Operation, Programs};
 use crate::rank::Rank;
 use crate::recorder::{Tick, What};
@@ -244,6 +245,18 @@ impl Executor {
                 Ok(())
             }
             _ => Err(wrong_device()),
+        }
+    }
+
+    /// Returns the number that the next operation has among those of the rank.
+    pub fn next_number(&self) -> u64 {
+        self.rank().recorder.issued.load(Ordering::Relaxed)
+    }
+
+    /// Has the messages with ranks of other hosts followed.
+    pub fn watch_messages(&self, watcher: &Arc<dyn Watcher>) {
+        if let Executor::Host(endpoint) = self {
+            endpoint.watch_messages(&**watcher);
         }
     }
 

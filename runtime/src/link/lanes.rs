@@ -48,9 +48,14 @@ impl Lanes {
         self.0.iter().map(MessageEdge::memory_bytes).sum()
     }
 
+    /// Returns the number of lanes.
+    pub(super) fn len(&self) -> u32 {
+        self.0.len() as u32
+    }
+
     /// Returns how far the messages over a lane have come: those sent, and those received.
     pub(super) fn carried(&self, lane: u32) -> [Carried; 2] {
-        self.0[lane as usize].carried()
+        self.0.get(lane as usize).map(MessageEdge::carried).unwrap_or_default()
     }
 
     /// Returns the number of messages sent so far.

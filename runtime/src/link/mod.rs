@@ -238,6 +238,14 @@ impl Edge {
         }
     }
 
+    /// Returns the number of lanes over a network, 0 while there are none.
+    pub fn lanes(&self) -> u32 {
+        match self {
+            Edge::Message(lanes) => lanes.len(),
+            Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => 0,
+        }
+    }
+
     /// Returns how far the messages over a lane have come: those sent, and those received.
     pub fn carried(&self, lane: u32) -> [Carried; 2] {
         match self {

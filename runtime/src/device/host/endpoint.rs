@@ -7,12 +7,13 @@ use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
 use crate::op::descriptor::Descriptor;
+use crate::op::follow::{Follower, Lane, Watcher};
 use crate::os::memory::Mapping;
 use crate::rank::{Links, Rank, broken};
 use oxccl_plan::Carrier;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
 /// The way in which this rank reaches the user memory of a peer.
@@ -27,6 +28,12 @@ pub enum PeerMemory {
 
 /// Collectives that a rank with peers on other hosts remembers.
 pub const HISTORY: usize = 64;
+
+/// What follows the messages with ranks of other hosts, by peer and lane.
+struct Followers {
+    watcher: Arc<dyn Watcher>,
+    lanes: Mutex<Vec<(u32, Vec<Box<dyn Follower>>)>>,
+}
 
 /// The number of collectives so far by each [`Carrier`], indexed by the carrier's number.
 pub type CarrierCounts = [u64; Carrier::ALL.len()];
@@ -104,6 +111,8 @@ pub struct Endpoint {
     /// True once the network that reduces has refused a buffer.
     refused: AtomicBool,
     state: Mutex<State>,
+    /// What follows the messages with each rank of other hosts, if somebody has that done.
+    followers: OnceLock<Followers>,
 }
 
 impl Endpoint {
@@ -143,7 +152,8 @@ impl Endpoint {
             user: vec![(Place::There(0), Place::There(0)); nranks],
         };
         let (all_mapped, refused, state) = (false, AtomicBool::new(false), Mutex::new(state));
-        Self { rank, one_process, all_mapped, edge_slot_bytes, refused, state }
+        let followers = OnceLock::new();
+        Self { rank, one_process, all_mapped, edge_slot_bytes, refused, state, followers }
     }
 
     /// Shares the endpoint, so that the monitor can look at its messages and calls.
@@ -189,6 +199,47 @@ impl Endpoint {
         self.state().edges.clear();
         drop(self.state().take_switch());
         self.rank.take_controls();
+    }
+
+    /// Has the messages with ranks of other hosts followed.
+    pub fn watch_messages(&self, watcher: Arc<dyn Watcher>) {
+        let remote = (0u32..).zip(&self.rank.local).filter(|(_, place)| place.is_none());
+        let lanes = Mutex::new(remote.map(|(peer, _)| (peer, Vec::new())).collect());
+        let _ = self.followers.set(Followers { watcher, lanes });
+    }
+
+    /// Tells those who follow the messages how far they have come in the operation of this number,
+    /// and whether that is over. They may never return: nobody may wait for a lock that the caller
+    /// holds.
+    #[inline]
+    pub fn tell_followers(&self, operation: u64, over: bool) {
+        if let Some(followers) = self.followers.get() {
+            self.tell(followers, operation, over);
+        }
+    }
+
+    fn tell(&self, followers: &Followers, operation: u64, over: bool) {
+        // Only the operation under way tells anything.
+        let Ok(mut all) = followers.lanes.try_lock() else { return };
+        for (peer, lanes) in all.iter_mut() {
+            // Edges are connected at their first use.
+            let connected = self.state().edges.get(*peer as usize).map_or(0, Edge::lanes);
+            for number in lanes.len() as u32..connected {
+                let lane = Lane { peer: *peer, number, slot_bytes: self.edge_slot_bytes };
+                lanes.push(followers.watcher.follow(lane));
+            }
+            for (number, follower) in (0u32..).zip(lanes) {
+                let mut look = || {
+                    let state = self.state();
+                    let carried = state.edges.get(*peer as usize).map(|edge| edge.carried(number));
+                    carried.unwrap_or_default().map(|carried| carried.of(operation))
+                };
+                follower.note(&mut look);
+                if over {
+                    follower.end();
+                }
+            }
+        }
     }
 
     /// Returns a peer that has not taken all that was sent to it, and whether that peer takes no

@@ -26,8 +26,8 @@ const LONG: Duration = Duration::from_secs(1);
 /// The longest time that a failed operation waits for peers that are writing into its memory.
 const WRITERS: Duration = Duration::from_secs(1);
 
-/// The longest time after a failure that an operation waits for its turn: those before it end within
-/// a second each, unless the thread that runs one does not return from a profiler.
+/// The longest time after a failure that an operation waits for its turn: those before it end
+/// within a second each, unless the thread that runs one does not return from a profiler.
 const TURN: Duration = Duration::from_secs(5);
 
 /// Visits without progress between two looks at the peers.
@@ -295,7 +295,9 @@ pub(super) fn try_now(
     let mut failed = None;
     if recorder.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none() {
         let visit = catch_unwind(AssertUnwindSafe(|| running.visit(endpoint, budget)));
-        match visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic).into()))) {
+        let visit = visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic).into())));
+        endpoint.tell_followers(number, matches!(visit, Visit::Done(_)));
+        match visit {
             Visit::Done(Ok(())) => {
                 recorder.end(number);
                 return Ok(Ok(()));
@@ -352,6 +354,7 @@ impl Running {
             Kind::Exchange(exchange) => exchange.visit(endpoint, budget),
             Kind::OneSided(acting) => acting.visit(endpoint, budget),
         };
+        endpoint.tell_followers(self.number, matches!(visit, Visit::Done(_)));
         match visit {
             Visit::Done(Ok(())) => self.end(Ok(())),
             Visit::Done(Err(error)) => self.conclude(*error),
@@ -386,6 +389,7 @@ impl Running {
 
     fn end(&self, result: Result<()>) -> Step {
         if result.is_err() {
+            self.endpoint.tell_followers(self.number, true);
             self.endpoint.rank.note_cut_short();
         }
         // Only the running operation changes the number of those that are done.
