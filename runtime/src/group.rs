@@ -127,6 +127,7 @@ impl Events {
             return submit(operation);
         }
         let executor = comm.executor();
+        running.called(executor.next_number());
         let launched_ns = now_ns();
         if let Some(begin) = executor.mark(stream) {
             let submitted = submit(operation);

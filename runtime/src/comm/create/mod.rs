@@ -332,8 +332,8 @@ fn tell_peers(rank: &Arc<Rank>, culprit: Option<(u32, String)>) {
     rank.fail(lost.unwrap_or(Error::Aborted { by: "its failed initialisation" }));
 }
 
-/// Gives a communicator its profiler, if there is one, and has the communicator fail if the profiler
-/// does not return from a call about an event.
+/// Gives a communicator its profiler, if there is one. The profiler is told of messages, too, and
+/// if it does not return from a call about an event, the communicator fails.
 fn attach(comm: &mut Communicator, profiler: Option<Profiler>) {
     let Some(profiler) = profiler else { return };
     let rank = Arc::downgrade(comm.executor.rank());
@@ -345,6 +345,7 @@ fn attach(comm: &mut Communicator, profiler: Option<Profiler>) {
         let text = error.to_string();
         log::line_of(Some(rank.number), Level::Warn, Subsystem::Profile, &text);
     });
+    comm.executor.watch_messages(&profiler.messages());
     comm.profiler = Some(profiler);
     monitor::also(profiler::look);
 }

@@ -154,6 +154,8 @@ pub(super) enum Body {
     Coll(ncclProfilerColl_v7_t, Numbers),
     P2p(ncclProfilerP2p_v7_t, Numbers),
     KernelCh(ncclProfilerKernelCh_v4_t),
+    ProxyOp(ncclProfilerProxyOp_v1_t),
+    ProxyStep(ncclProfilerProxyStep_v1_t),
 }
 
 impl Body {
@@ -164,6 +166,8 @@ impl Body {
             Body::Coll(..) => COLL,
             Body::P2p(..) => P2P,
             Body::KernelCh(_) => KERNEL_CH,
+            Body::ProxyOp(_) => PROXY_OP,
+            Body::ProxyStep(_) => PROXY_STEP,
             Body::GroupApi(_) => GROUP_API,
             Body::CollApi(_) => COLL_API,
             Body::P2pApi(_) => P2P_API,
@@ -182,6 +186,8 @@ impl Body {
             Body::Coll(coll, _) => Union { coll },
             Body::P2p(p2p, _) => Union { p2p },
             Body::KernelCh(kernelCh) => Union { kernelCh },
+            Body::ProxyOp(proxyOp) => Union { proxyOp },
+            Body::ProxyStep(proxyStep) => Union { proxyStep },
         }
     }
 }
@@ -190,7 +196,8 @@ impl Body {
 pub(super) const GROUP: c_int = 1;
 pub(super) const COLL: c_int = 1 << 1;
 pub(super) const P2P: c_int = 1 << 2;
-pub(super) const PROXY: c_int = 7 << 3;
+pub(super) const PROXY_OP: c_int = 1 << 3;
+pub(super) const PROXY_STEP: c_int = 1 << 4;
 pub(super) const KERNEL_CH: c_int = 1 << 6;
 pub(super) const NET_PLUGIN: c_int = 1 << 7;
 pub(super) const GROUP_API: c_int = 1 << 8;
@@ -199,6 +206,13 @@ pub(super) const P2P_API: c_int = 1 << 10;
 pub(super) const KERNEL_LAUNCH: c_int = 1 << 11;
 
 /// States of events.
+pub(super) const SEND_GPU_WAIT: c_int = 8;
+pub(super) const SEND_WAIT: c_int = 9;
+pub(super) const RECV_WAIT: c_int = 10;
+pub(super) const RECV_FLUSH_WAIT: c_int = 11;
+pub(super) const RECV_GPU_WAIT: c_int = 12;
+pub(super) const PROXY_OP_IN_PROGRESS: c_int = 19;
+pub(super) const SEND_PEER_WAIT: c_int = 20;
 pub(super) const KERNEL_CH_STOP: c_int = 22;
 pub(super) const GROUP_START_API_STOP: c_int = 23;
 pub(super) const GROUP_END_API_START: c_int = 24;
@@ -254,6 +268,8 @@ fn body_v1(comm: Comm, body: Body) -> ncclProfilerEventBody_v1_t {
                 p2p: ncclProfilerP2p_v1_t { name, commHash, func, buff, datatype, count, peer },
             }
         }
+        Body::ProxyOp(proxyOp) => Union { proxyOp },
+        Body::ProxyStep(proxyStep) => Union { proxyStep },
         _ => Union { proxyStep: ncclProfilerProxyStep_v1_t { step: 0 } },
     }
 }
@@ -266,6 +282,8 @@ fn body_v2(comm: Comm, body: Body) -> ncclProfilerEventBody_v2_t {
                 trafficBytes: n.bytes),
         },
         Body::P2p(p2p, _) => Union { p2p: old_p2p(comm, &p2p) },
+        Body::ProxyOp(proxyOp) => Union { proxyOp },
+        Body::ProxyStep(proxyStep) => Union { proxyStep },
         _ => Union { proxyStep: ncclProfilerProxyStep_v1_t { step: 0 } },
     }
 }
@@ -280,6 +298,8 @@ fn body_v3(comm: Comm, body: Body) -> ncclProfilerEventBody_v3_t {
         Body::KernelCh(ncclProfilerKernelCh_v4_t { channelId, .. }) => {
             Union { kernelCh: ncclProfilerKernelCh_v3_t { channelId } }
         }
+        Body::ProxyOp(proxyOp) => Union { proxyOp },
+        Body::ProxyStep(proxyStep) => Union { proxyStep },
         _ => Union { proxyStep: ncclProfilerProxyStep_v1_t { step: 0 } },
     }
 }
@@ -318,8 +338,8 @@ impl Functions {
     /// Returns the kinds of events that a plugin of this version can ask for.
     pub(super) fn kinds(&self) -> c_int {
         match self.version {
-            ..=2 => GROUP | COLL | P2P | PROXY,
-            3 | 4 => GROUP | COLL | P2P | PROXY | KERNEL_CH | NET_PLUGIN,
+            ..=2 => GROUP | COLL | P2P | PROXY_OP | PROXY_STEP,
+            3 | 4 => GROUP | COLL | P2P | PROXY_OP | PROXY_STEP | KERNEL_CH | NET_PLUGIN,
             _ => c_int::MAX,
         }
     }
@@ -380,14 +400,15 @@ impl Functions {
         }
     }
 
-    /// Has the plugin record a state of an event; `time_ns` is for the end of a channel's work.
-    pub(super) fn record(&self, handle: *mut c_void, state: c_int, time_ns: u64) -> ncclResult_t {
+    /// Has the plugin record a state of an event; `value` is the time in ns at which the work of a
+    /// channel ended, or the bytes of a message.
+    pub(super) fn record(&self, handle: *mut c_void, state: c_int, value: u64) -> ncclResult_t {
         // All members of the union begin at its beginning, and have eight bytes at most.
-        let kernelCh = ncclProfilerKernelChState_v4_t { pTimer: time_ns };
+        let kernelCh = ncclProfilerKernelChState_v4_t { pTimer: value };
         let mut args = ncclProfilerEventStateArgs_v4_t { kernelCh };
         let at = &raw mut args;
-        let proxyCtrl = ncclProfilerProxyCtrlState_v1_t { appendedProxyOps: 0 };
-        let mut old = ncclProfilerEventStateArgs_v1_t { proxyCtrl };
+        let proxyOp = ncclProfilerProxyOpState_v1_t { transSize: value as usize, steps: 0 };
+        let mut old = ncclProfilerEventStateArgs_v1_t { proxyOp };
         let at_old = &raw mut old;
         match self.record_event_state {
             // SAFETY: the function is the plugin's, and so is the event; the structures of these

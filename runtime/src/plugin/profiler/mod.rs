@@ -2,21 +2,25 @@
 //!
 //! The events of a call: the group of calls (`GroupApi`) has the calls (`CollApi`, `P2pApi`) and
 //! the launch (`KernelLaunch`); the group of operations (`Group`) has the operations (`Coll`,
-//! `P2p`), and an operation has the work of its channels (`KernelCh`). A single call is a group of
-//! its own. An event is reported if the plugin asks for its kind, or for that of a part of it.
+//! `P2p`), and an operation has the work of its channels (`KernelCh`) and its messages between
+//! hosts (`ProxyOp`, `ProxyStep`). A single call is a group of its own. An event is reported if the
+//! plugin asks for its kind, or for that of a part of it.
 
 mod calls;
 mod functions;
+mod messages;
 
 use super::load::Kind;
 use super::{Facts, Plugin, checked, logger, result_name};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
+use crate::op::follow::Watcher;
 use crate::op::{Bound, Call, Operation, Programs, Transfer};
 use crate::proxy::{CurrentCall, LIMIT, Serve, Worker};
 use calls::{Function, Looks, UnderWay};
 use functions::*;
+use messages::{MESSAGES, Messages, Numbered, OpEvents};
 use oxccl_plan::generate::GENERATORS;
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol};
 use oxccl_plan::{Carrier, Collective, DataType};
@@ -71,6 +75,8 @@ struct Instance {
     _name: Option<CString>,
     /// Operations on a GPU, the oldest first, each with what tells its times once it has ended.
     followed: Mutex<VecDeque<(Running, Times)>>,
+    /// The operations by their numbers, for those who know of messages only that.
+    numbered: Numbered,
     /// The numbers of the collectives so far, by function.
     numbers: [AtomicU64; Collective::ALL.len()],
     /// True once the log has a line about a call that failed.
@@ -149,6 +155,7 @@ impl Instance {
             comm,
             _name: name,
             followed: Mutex::default(),
+            numbered: Numbered::default(),
             numbers: Default::default(),
             complained: AtomicBool::new(false),
             current: current.clone(),
@@ -234,6 +241,8 @@ struct Event {
 
 // SAFETY: the handle is the plugin's, which takes it from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
 
 impl Event {
     fn record(&self, state: c_int, time_ns: u64) {
@@ -316,9 +325,9 @@ impl Drop for Keeper {
 }
 
 /// The kinds of events below a group of operations.
-const BELOW_GROUP: c_int = COLL | P2P | PROXY | KERNEL_CH | NET_PLUGIN;
+const BELOW_GROUP: c_int = COLL | P2P | BELOW_OPERATION;
 /// The kinds of events below an operation.
-const BELOW_OPERATION: c_int = PROXY | KERNEL_CH | NET_PLUGIN;
+const BELOW_OPERATION: c_int = KERNEL_CH | MESSAGES;
 
 /// A profiler in use by a communicator.
 pub(crate) struct Profiler {
@@ -362,6 +371,11 @@ impl Profiler {
         let worker = Worker::start("oxccl-profiler", make, current)?;
         let instance = worker.call(|keeper: &mut Keeper| Ok(keeper.instance.clone()))?;
         Ok(Self { instance, worker: Arc::new(worker) })
+    }
+
+    /// Returns who has the messages of the communicator followed.
+    pub(crate) fn messages(&self) -> Arc<dyn Watcher> {
+        Arc::new(Messages(Arc::downgrade(&self.instance)))
     }
 
     /// Begins a group of calls, or a single call; `None` if the plugin asks for no events.
@@ -524,7 +538,14 @@ impl Calls {
             }
             _ => Vec::new(),
         };
-        Running { instance, channels: Vec::new(), events, end_ns: 0 }
+        let transfers = match operation {
+            Operation::Exchange(transfers) if self.instance.wants(MESSAGES) => {
+                transfers.list.iter().map(|transfer| (transfer.peer, transfer.send)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let of = Arc::new(OpEvents::new(events, transfers));
+        Running { instance, channels: Vec::new(), of, end_ns: 0 }
     }
 
     fn coll(
@@ -570,12 +591,12 @@ impl Calls {
     }
 }
 
-/// An operation under way. Its events end when this is dropped.
+/// An operation under way. Its events end when this is dropped, and its messages are over.
 pub(crate) struct Running {
     instance: Arc<Instance>,
-    // End before the operations.
+    // End before the operation.
     channels: Vec<Event>,
-    events: Vec<Event>,
+    of: Arc<OpEvents>,
     /// The time of the end in ns; 0: when this is dropped.
     end_ns: u64,
 }
@@ -583,7 +604,14 @@ pub(crate) struct Running {
 impl Running {
     /// Returns whether there is anything to report at the operation's beginning or end.
     pub(crate) fn has_events(&self) -> bool {
-        !self.events.is_empty()
+        !self.of.events.is_empty()
+    }
+
+    /// Notes the number of the operation among those of its rank.
+    pub(crate) fn called(&self, number: u64) {
+        if self.instance.wants(MESSAGES) {
+            self.instance.numbered.add(number, &self.of);
+        }
     }
 
     /// Notes that the operation begins to move data now.
@@ -597,7 +625,7 @@ impl Running {
                 let body = ncclProfilerKernelCh_v4_t { channelId: 0, pTimer: time_ns };
                 self.instance.begin(event.handle, Body::KernelCh(body))
             };
-            self.channels = self.events.iter().map(begin).collect();
+            self.channels = self.of.events.iter().map(begin).collect();
         }
     }
 }
