@@ -28,6 +28,9 @@ struct event {
   uint64_t kind, begin_ns;
   struct event *parent;
   int state, over;
+  /* Of the messages in a direction: whether they are sent, how many there are, and their most bytes. */
+  int sends, steps;
+  size_t most;
 };
 
 /* Events are kept until the end, so that late uses are noticed. */
@@ -121,7 +124,7 @@ static void tagged(const char *what, uint64_t tag) {
 
 #define PARENT(child, of) ((child) && (child)->kind == (of))
 
-static void check(const V(ncclProfilerEventDescr) * of, const struct event *parent) {
+static void check(const V(ncclProfilerEventDescr) * of, struct event *parent) {
 #if VERSION == 1
 #define NAMED(text) ((text) < 15)
 #define TYPED(text) ((text) < 12)
@@ -150,6 +153,17 @@ static void check(const V(ncclProfilerEventDescr) * of, const struct event *pare
 #else
       if (!PARENT(parent, ncclProfileGroup)) wrong("the parent of a collective");
 #endif
+      break;
+    case ncclProfileProxyOp:
+      if (!PARENT(parent, ncclProfileColl) && !PARENT(parent, ncclProfileP2p))
+        wrong("the parent of messages");
+      if (of->proxyOp.peer < 0 || of->proxyOp.peer == of->rank) wrong("the peer of messages");
+      if (of->proxyOp.pid != getpid() || of->proxyOp.chunkSize < 1 || of->proxyOp.isSend >> 1)
+        wrong("messages");
+      break;
+    case ncclProfileProxyStep:
+      if (!PARENT(parent, ncclProfileProxyOp) || of->proxyStep.step != parent->steps++)
+        wrong("a message");
       break;
     case ncclProfileP2p:
       if (!NAMED(of->p2p.func) || !TYPED(of->p2p.datatype) || of->p2p.peer < 0) wrong("a transfer");
@@ -207,9 +221,31 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
 #if VERSION >= 4
   if (of->type == ncclProfileKernelCh) events[at].begin_ns = of->kernelCh.pTimer;
 #endif
+  if (of->type == ncclProfileProxyOp) {
+    events[at].sends = of->proxyOp.isSend;
+    events[at].most = of->proxyOp.chunkSize;
+  }
   __atomic_add_fetch(&begun[kind], 1, __ATOMIC_SEQ_CST);
   *handle = &events[at];
   return ncclSuccess;
+}
+
+/* Whether a message comes into a state after the one before. */
+static int follows(const struct event *of, int state) {
+  int sends = of->parent->sends;
+  switch (state) {
+    case ncclProfilerProxyStepSendGPUWait: return sends && of->state == 0;
+#if VERSION >= 4
+    case ncclProfilerProxyStepSendPeerWait_v4: return of->state == ncclProfilerProxyStepSendGPUWait;
+    case ncclProfilerProxyStepSendWait: return of->state == ncclProfilerProxyStepSendPeerWait_v4;
+#else
+    case ncclProfilerProxyStepSendWait: return of->state == ncclProfilerProxyStepSendGPUWait;
+#endif
+    case ncclProfilerProxyStepRecvWait: return !sends && of->state == 0;
+    case ncclProfilerProxyStepRecvFlushWait: return of->state == ncclProfilerProxyStepRecvWait;
+    case ncclProfilerProxyStepRecvGPUWait: return of->state == ncclProfilerProxyStepRecvFlushWait;
+    default: return 0;
+  }
 }
 
 static ncclResult_t stopEvent(void *handle) {
@@ -223,6 +259,12 @@ static ncclResult_t stopEvent(void *handle) {
   if (of->kind == ncclProfileGroupApi && of->state != ncclProfilerGroupEndApiStart) return wrong("states");
   /* An operation goes on for as long as its channels. */
   if (of->kind == ncclProfileKernelCh && of->parent->over) return wrong("an operation without an end");
+  int is_message = of->kind == ncclProfileProxyStep;
+  if ((is_message || of->kind == ncclProfileProxyOp) && of->parent->over)
+    return wrong("messages without an end");
+  int sends = is_message && of->parent->sends;
+  int last = sends ? ncclProfilerProxyStepSendWait : ncclProfilerProxyStepRecvGPUWait;
+  if (is_message && of->state != last) return wrong("the end of a message");
   __atomic_add_fetch(&ended[number(of->kind)], 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
 }
@@ -231,10 +273,14 @@ static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t stat
                                      V(ncclProfilerEventStateArgs) * args) {
   struct event *of = handle;
   if (!of || of->over || of->in->mark != MARK) return wrong("a state of nothing");
+  int is_message = of->kind == ncclProfileProxyStep;
+  if (is_message && !follows(of, state)) wrong("the states of a message");
   of->state = state;
   ENTER("recordEventState");
 #if VERSION >= 4
   if (state == ncclProfilerKernelChStop && args->kernelCh.pTimer < of->begin_ns) return wrong("a time");
+  if (is_message && args->proxyStep.transSize > of->parent->most)
+    return wrong("the size of a message");
 #else
   (void)args;
 #endif

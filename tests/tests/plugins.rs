@@ -588,12 +588,46 @@ fn every_version_of_profilers_is_told_of_calls_and_operations_and_their_ends() {
     }
 }
 
+/// Between hosts there are messages, too, over TCP and over a plugin.
+#[test]
+fn every_version_of_profilers_is_told_of_messages_between_hosts() {
+    let Some(net) = Plugin::net(12, &[]) else { return };
+    for (version, kinds) in PROFILED {
+        let Some(plugin) = Plugin::compile("profiler", version, &[]) else { return };
+        for net in ["none", net.path()] {
+            let of_profiler = ("NCCL_PROFILER_PLUGIN", plugin.path());
+            let hosts = ("OXCCL_RANKS_PER_NODE", "1");
+            let variables = [of_profiler, ("NCCL_NET_PLUGIN", net), hosts];
+            let ended = plugin.run(3, &["sequence", "10", "100", "200000"], &variables);
+            expect_success(&ended);
+            for Ended { output, .. } in &ended {
+                assert!(!output.contains("wrong use"), "version {version}, {net}: {output}");
+            }
+            let report = plugin.take_report();
+            assert!(!report.contains("left"), "version {version}, {net}: {report}");
+            for kind in kinds.iter().chain(&[3, 4]) {
+                let ranks = report.matches(&format!("kind {kind}\n")).count();
+                assert_eq!(ranks, 3, "version {version}, {net}, kind {kind}: {report}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_profiler_is_told_of_what_it_asks_for_with_all_that_contains_it() {
     let Some(plugin) = Plugin::compile("profiler", 7, &[]) else { return };
-    // The kinds that are asked for, and those that come.
-    for (mask, kinds) in [("0", &[][..]), ("256", &[8]), ("64", &[0, 1, 2, 6, 8, 9, 10])] {
-        let variables = [("NCCL_PROFILER_PLUGIN", plugin.path()), ("FIXTURE_MASK", mask)];
+    // The kinds that are asked for, and those that come, on one host and on two.
+    for (mask, per_node, kinds) in [
+        ("0", "2", &[][..]),
+        ("256", "2", &[8]),
+        ("64", "2", &[0, 1, 2, 6, 8, 9, 10]),
+        ("8", "1", &[0, 1, 2, 3, 8, 9, 10]),
+        ("16", "1", &[0, 1, 2, 3, 4, 8, 9, 10]),
+        ("64", "1", &[0, 1, 2, 6, 8, 9, 10]),
+    ] {
+        let of_profiler = ("NCCL_PROFILER_PLUGIN", plugin.path());
+        let hosts = ("OXCCL_RANKS_PER_NODE", per_node);
+        let variables = [of_profiler, hosts, ("FIXTURE_MASK", mask)];
         let ended = plugin.run(2, &["sequence", "11", "60", "5000"], &variables);
         expect_success(&ended);
         assert!(!ended[0].output.contains("wrong use"), "{mask}: {}", ended[0].output);

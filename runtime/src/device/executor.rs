@@ -256,7 +256,7 @@ impl Executor {
     /// Has the messages with ranks of other hosts followed.
     pub fn watch_messages(&self, watcher: &Arc<dyn Watcher>) {
         if let Executor::Host(endpoint) = self {
-            endpoint.watch_messages(&**watcher);
+            endpoint.watch_messages(watcher.clone());
         }
     }
 
