@@ -259,12 +259,12 @@ fn neither_an_end_nor_an_abort_waits_long_for_a_function_that_does_not_return() 
             let plugin = &plugin;
             scope.spawn(move || {
                 let fault = format!("{function}=hang");
-                let variables = [
-                    ENABLED,
-                    ("OXCCL_ALGORITHM", "switch"),
-                    ("FIXTURE", fault.as_str()),
-                    ("FIXTURE_RANK", "1"),
-                ];
+                let mut variables =
+                    vec![ENABLED, ("OXCCL_ALGORITHM", "switch"), ("FIXTURE", fault.as_str())];
+                // A reduction may be complete at one rank before the other one's test of it.
+                if !body.contains(&"within") {
+                    variables.push(("FIXTURE_RANK", "1"));
+                }
                 let start = Instant::now();
                 let ended = plugin.job(2, body, &variables);
                 assert!(start.elapsed() < Duration::from_secs(60), "{fault}");

@@ -276,8 +276,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let (executor, topology) = unfinished.finish(&answers, members.team(), policy.single());
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
-    comm.reductions = reductions.unwrap_or_default();
-    comm.tuner = tuner;
+    (comm.reductions, comm.tuner) = (reductions.unwrap_or_default(), tuner);
     attach(&mut comm, profiler);
     links::watch(&own, signs)?;
     apply_timeout(&comm);

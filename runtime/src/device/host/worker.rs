@@ -180,8 +180,8 @@ pub fn wait_while(mut so: impl FnMut() -> bool) {
     });
 }
 
-/// Waits as long as `so` returns true, and advances nothing: what advances may call a profiler, which
-/// may not return. Blocks.
+/// Waits as long as `so` returns true, and advances nothing: what advances may call a profiler,
+/// which may not return. Blocks.
 pub fn pause_while(mut so: impl FnMut() -> bool) {
     while so() {
         std::thread::sleep(NAP);
