@@ -434,9 +434,9 @@ impl State {
 
     /// Returns the edge to a peer, which may be a switch.
     pub fn edge(&mut self, peer: u32) -> &mut Edge {
-        match self.edges.get_mut(peer as usize) {
-            Some(edge) => edge,
-            None => &mut self.switch,
+        match self.switch {
+            Edge::Message(_) if peer as usize >= self.edges.len() => &mut self.switch,
+            _ => &mut self.edges[peer as usize],
         }
     }
 
