@@ -29,11 +29,14 @@ pub enum PeerMemory {
 /// Collectives that a rank with peers on other hosts remembers.
 pub const HISTORY: usize = 64;
 
-/// What follows the messages with ranks of other hosts, by peer and lane.
+/// What follows the messages with ranks of other hosts.
 struct Followers {
     watcher: Arc<dyn Watcher>,
-    lanes: Mutex<Vec<(u32, Vec<Box<dyn Follower>>)>>,
+    edges: Mutex<Vec<Followed>>,
 }
+
+/// A rank of another host, and what follows the messages of each lane.
+type Followed = (u32, Vec<Box<dyn Follower>>);
 
 /// The number of collectives so far by each [`Carrier`], indexed by the carrier's number.
 pub type CarrierCounts = [u64; Carrier::ALL.len()];
@@ -204,8 +207,8 @@ impl Endpoint {
     /// Has the messages with ranks of other hosts followed.
     pub fn watch_messages(&self, watcher: Arc<dyn Watcher>) {
         let remote = (0u32..).zip(&self.rank.local).filter(|(_, place)| place.is_none());
-        let lanes = Mutex::new(remote.map(|(peer, _)| (peer, Vec::new())).collect());
-        let _ = self.followers.set(Followers { watcher, lanes });
+        let edges = Mutex::new(remote.map(|(peer, _)| (peer, Vec::new())).collect());
+        let _ = self.followers.set(Followers { watcher, edges });
     }
 
     /// Tells those who follow the messages how far they have come in the operation of this number,
@@ -220,7 +223,7 @@ impl Endpoint {
 
     fn tell(&self, followers: &Followers, operation: u64, over: bool) {
         // Only the operation under way tells anything.
-        let Ok(mut all) = followers.lanes.try_lock() else { return };
+        let Ok(mut all) = followers.edges.try_lock() else { return };
         for (peer, lanes) in all.iter_mut() {
             // Edges are connected at their first use.
             let connected = self.state().edges.get(*peer as usize).map_or(0, Edge::lanes);

@@ -72,16 +72,14 @@ mod tests {
         for len in 0..=NET_PACKED_BYTES {
             let data: Vec<u8> = (0..len).map(|i| (i + len) as u8).collect();
             let words = [7 | (len as u64) << 32, number ^ 0x5555];
-            let before: Vec<_> = message.packets.iter().map(|halves| halves.map(|w| w)).collect();
+            let before = message.packets;
             write(&message, number, words, &data);
             // Without one of its halves, which is as it was before, the message is not there.
-            for packet in 0..2 + len.div_ceil(8) {
-                for half in 0..2 {
-                    let here = word(&message.packets[packet][half]);
-                    let new = here.swap(before[packet][half], Ordering::Relaxed);
-                    assert!(Packed::read(&message, number).is_none(), "{len}: {packet}, {half}");
-                    here.store(new, Ordering::Relaxed);
-                }
+            let halves = message.packets.iter().flatten().zip(before.iter().flatten());
+            for (half, before) in halves.take(2 * (2 + len.div_ceil(8))) {
+                let new = word(half).swap(*before, Ordering::Relaxed);
+                assert!(Packed::read(&message, number).is_none(), "{len}");
+                word(half).store(new, Ordering::Relaxed);
             }
             let read = Packed::read(&message, number).unwrap();
             assert_eq!((read.what, read.count, read.data()), (words[0], words[1], &data[..]));
