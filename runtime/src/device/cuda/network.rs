@@ -372,7 +372,10 @@ fn words_from(start: u64) -> abi::NetWords {
     let old = || abi::Arrival { mark: u64::from(start as u32), ..abi::Arrival::default() };
     let (outgoing, incoming) = (std::array::from_fn(|_| old()), std::array::from_fn(|_| old()));
     let words = abi::NetWords { taken: start, wanted: start, room: start, ..Default::default() };
-    abi::NetWords { outgoing, incoming, ..words }
+    let words = abi::NetWords { outgoing, incoming, ..words };
+    let packed = words.outgoing_packed.iter().chain(&words.incoming_packed);
+    packed.for_each(|slot| packed::pass(slot, start));
+    words
 }
 
 #[derive(Default)]
@@ -432,6 +435,8 @@ impl Served {
             } else {
                 break;
             };
+            // The kernel writes there again once it knows of room.
+            packed::pass(&words.outgoing_packed[slot], number);
             let len = (what >> 32) as usize;
             self.edge.commit(len, Descriptor::from_words(what as u32, count), 0)?;
             self.sent = number;
@@ -471,12 +476,13 @@ impl Served {
         let here = &words.incoming[slot];
         let len = message.len.map_or(abi::NET_UNTOLD, |len| len as u32);
         let what = u64::from(what) | u64::from(len) << 32;
-        if let (Some(len), Some(_)) = (message.len, message.descriptor)
-            && len <= abi::NET_PACKED_BYTES
-        {
+        let small = message.len.filter(|len| *len <= abi::NET_PACKED_BYTES);
+        if let (Some(len), Some(_)) = (small, message.descriptor) {
             // SAFETY: data of a message in memory of the host, until it is released.
             let data = unsafe { std::slice::from_raw_parts(message.data, len) };
             packed::write(&words.incoming_packed[slot], number, [what, count], data);
+        } else {
+            packed::pass(&words.incoming_packed[slot], number);
         }
         word(&here.what).store(what, Ordering::Relaxed);
         word(&here.count).store(count, Ordering::Relaxed);
@@ -753,8 +759,10 @@ mod tests {
                     assert_eq!([here.what, here.count], [told[0] | 1 << 32, told[1]]);
                     let number = number.wrapping_add(1);
                     let small = &words.incoming_packed[(number.wrapping_sub(1) % 4) as usize];
-                    let small = Packed::read(small, number).map(|small| small.data().to_vec());
-                    assert_eq!(small, (!on_gpu[1]).then(|| vec![taken as u8]));
+                    let small = Packed::read(small, number).expect("packets of this number");
+                    let expected = if on_gpu[1] { u64::MAX } else { what | 1 << 32 };
+                    assert_eq!(small.what, expected);
+                    assert!(on_gpu[1] || small.data() == [taken as u8]);
                     let expected = mark_of(number, here.count, here.what);
                     assert_eq!(word(&here.mark).load(Ordering::Relaxed), expected);
                     taken += 1;

@@ -2,6 +2,7 @@
 
 use super::word;
 use oxccl_kernels::abi::{NET_PACKED_BYTES, PackedMessage};
+use std::iter::repeat;
 use std::sync::atomic::Ordering;
 
 /// A message that a kernel has written as packets.
@@ -44,6 +45,13 @@ fn word_of(from: &PackedMessage, number: u64, packet: usize) -> Option<u64> {
     has_come.then(|| u64::from(low as u32) | high << 32)
 }
 
+/// Marks the packets of a slot as those of message `number`, which has other words than any message
+/// that is awaited. So whoever looks for the next message there finds no older one, whose number
+/// may end in the same 32 bits.
+pub(super) fn pass(slot: &PackedMessage, number: u64) {
+    write(slot, number, [u64::MAX; 2], &[]);
+}
+
 /// Writes message `number`, of up to [`NET_PACKED_BYTES`], for a kernel.
 pub(super) fn write(to: &PackedMessage, number: u64, [what, count]: [u64; 2], data: &[u8]) {
     let bytes = |chunk: &[u8]| {
@@ -51,7 +59,7 @@ pub(super) fn write(to: &PackedMessage, number: u64, [what, count]: [u64; 2], da
         bytes[..chunk.len()].copy_from_slice(chunk);
         u64::from_le_bytes(bytes)
     };
-    let words = [count, what].into_iter().chain(data.chunks(8).map(bytes));
+    let words = [count, what].into_iter().chain(data.chunks(8).map(bytes)).chain(repeat(0));
     for ([low, high], data) in to.packets.iter().zip(words) {
         let flag = u64::from(number as u32);
         word(low).store(flag << 32 | u64::from(data as u32), Ordering::Relaxed);
@@ -68,18 +76,19 @@ mod tests {
     #[test]
     fn a_message_is_read_once_all_of_its_packets_have_come() {
         let message = PackedMessage::default();
-        let mut number = u64::from(u32::MAX) - 240;
+        let mut number = u64::from(u32::MAX) - 239;
+        pass(&message, number - NET_SLOTS as u64);
         for len in 0..=NET_PACKED_BYTES {
             let data: Vec<u8> = (0..len).map(|i| (i + len) as u8).collect();
             let words = [7 | (len as u64) << 32, number ^ 0x5555];
-            let before = message.packets;
+            let halves = || message.packets.iter().flatten().map(word);
+            let before: Vec<_> = halves().map(|half| half.load(Ordering::Relaxed)).collect();
             write(&message, number, words, &data);
             // Without one of its halves, which is as it was before, the message is not there.
-            let halves = message.packets.iter().flatten().zip(before.iter().flatten());
-            for (half, before) in halves.take(2 * (2 + len.div_ceil(8))) {
-                let new = word(half).swap(*before, Ordering::Relaxed);
+            for (half, before) in halves().zip(before).take(2 * (2 + len.div_ceil(8))) {
+                let new = half.swap(before, Ordering::Relaxed);
                 assert!(Packed::read(&message, number).is_none(), "{len}");
-                word(half).store(new, Ordering::Relaxed);
+                half.store(new, Ordering::Relaxed);
             }
             let read = Packed::read(&message, number).unwrap();
             assert_eq!((read.what, read.count, read.data()), (words[0], words[1], &data[..]));
