@@ -17,11 +17,11 @@ use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Program, Slice};
 use crate::spec::{Collective, Spec};
 
-/// What the rails of an algorithm carry out.
+/// The form of an algorithm over rails.
 struct Form {
     /// The algorithm between the teams.
     along: &'static Generator,
-    /// Whether each rank passes on all that its team has folded, instead of its share.
+    /// True if each rank passes on all that its team has folded, instead of its share.
     whole: bool,
 }
 
@@ -98,7 +98,7 @@ struct Rails {
     place: u32,
     /// The first block of scratch that holds what the team has folded for the rail.
     folded: u32,
-    /// Whether each rank passes on all of the data.
+    /// True if each rank passes on all of the data.
     whole: bool,
 }
 
