@@ -29,6 +29,9 @@
 #include "nccl_net.h"
 #include "fixture.h"
 
+/* The longest message with "medium messages", in bytes. */
+#define MEDIUM 100000
+
 static ncclDebugLogger_t logger;
 static int open_objects[5];
 enum { CONTEXT, LISTENER, CONNECTION, REGION, REQUEST };
@@ -184,7 +187,7 @@ static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
   props->netDeviceType = is("offload") ? NCCL_NET_DEVICE_UNPACK : NCCL_NET_DEVICE_HOST;
 #endif
 #if VERSION >= 9
-  props->maxP2pBytes = is("small messages") ? 1000 : 1 << 30;
+  props->maxP2pBytes = is("small messages") ? 1000 : is("medium messages") ? MEDIUM : 1 << 30;
   props->forceFlush = getenv("FIXTURE_FLUSH") != NULL;
 #endif
   return ncclSuccess;
@@ -511,6 +514,7 @@ static int is_too_early(struct connection *of) {
 
 static ncclResult_t post(struct connection *of, void *data, uint64_t size, int tag, void *mhandle,
                          void **request) {
+  if (is("medium messages") && size > MEDIUM) return wrong("a message of more than maxP2pBytes");
   static int posts, sends;
   struct region *in = mhandle;
   const char *rank = getenv("OXCCL_RANK");

@@ -308,8 +308,8 @@ fn options_drawn_at_random_per_rank_make_a_working_communicator() {
     }
 }
 
-/// A communicator of one rank, and a call of it with a program that no generator makes: it sends to
-/// a rank that does not exist.
+/// A communicator of one rank, and a call of it with a program that no generator makes: it reads
+/// from a rank that does not exist.
 fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let id = bootstrap::new_unique_id().expect("an id");
     let comm = create(&Member {
@@ -327,7 +327,7 @@ fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
     let programs = comm.programs(&call).expect("a plan");
     let src = Slice { buffer: Buffer::Input, block: 0, part: 0, parts: 1 };
-    let ops = vec![Op::Send { peer: 99, src }];
+    let ops = vec![Op::Get { peer: 99, src, dst: Slice { buffer: Buffer::Output, ..src } }];
     let mut programs = (*programs).clone();
     programs.any.program = Steps::from(ops);
     (Arc::new(comm), call, Arc::new(programs))

@@ -256,6 +256,23 @@ fn a_plugin_that_cannot_serve_is_refused_with_the_reason_and_another_net_is_used
     expect_success(&ended);
 }
 
+/// All ranks send no more than the device of any rank carries.
+#[test]
+fn a_device_that_carries_no_large_messages_gets_none() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    let fault = [("FIXTURE", "medium messages"), ("OXCCL_RANKS_PER_NODE", "1")];
+    for only in [None, Some(("FIXTURE_RANK", "1"))] {
+        let variables: Vec<_> = fault.into_iter().chain(only).collect();
+        let ended = plugin.job(3, &["sequence", "5", "60", "4000000"], &variables);
+        expect_success(&ended);
+        for Ended { output, .. } in &ended {
+            assert!(output.contains(" is used") && !output.contains("refused"), "{output}");
+            assert!(!output.contains("wrong use"), "{output}");
+        }
+        assert_eq!(plugin.take_report(), "ended\n".repeat(3));
+    }
+}
+
 /// There is a line for each attempt to load a plugin, and one for each attempt to begin it.
 #[test]
 fn the_first_plugin_of_a_list_that_can_serve_is_used() {

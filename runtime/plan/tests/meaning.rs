@@ -149,8 +149,8 @@ const fn remote(nranks: u32) -> Topology {
 const NETWORK: Topology =
     Topology { direct: false, model: CostModel::TCP, packets: Packets::Nowhere, ..direct(1) };
 
-/// What is sent in the first round is received in the second one: a plan of no more than these has
-/// one message time between hosts.
+/// Plans of two rounds have one message time between hosts: what is sent in the first round is
+/// received in the second one.
 #[test]
 fn small_calls_between_hosts_take_one_message_time() {
     let choose = |collective, hosts, team| {

@@ -207,8 +207,12 @@ impl<E: End> LineTask<E> {
             Asked::Register(memory, answer) => {
                 let owner = memory.owner.clone();
                 let region = self.end.connection().register(memory);
-                // A plugin that fails may use the memory all the same.
-                self.owners.push((region.as_ref().ok().copied(), owner));
+                // A plugin that fails may use the memory all the same, until the end.
+                let of = region.as_ref().ok().copied();
+                let is_known = |(_, known): &(_, _)| Arc::ptr_eq(known, &owner);
+                if of.is_some() || !self.owners.iter().any(is_known) {
+                    self.owners.push((of, owner));
+                }
                 answer.set(region);
             }
             Asked::Deregister(region, answer) => {

@@ -16,12 +16,12 @@ use crate::comm::rank_info::RankInfo;
 use crate::config::Config;
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
-use crate::link::Edge;
 use crate::link::control::Control;
 use crate::link::direct::{DirectEdge, Segment};
 use crate::link::message::{HEADER_BYTES, Identity, Joining, MessageEdge, Unconnected};
+use crate::link::{Edge, MESSAGE_BYTES, edge_slot_bytes};
 use crate::plugin::collnet::Reductions;
-use crate::plugin::net::{self, Need};
+use crate::plugin::net::{self, Agreed, Chosen, Need};
 use crate::rank::monitor::{self, Sign};
 use crate::rank::{Connector, Rank, Route};
 use oxccl_net::{Net, Properties};
@@ -52,6 +52,8 @@ pub(super) struct Links {
     pub(super) switch: Option<(MessageEdge, Reductions)>,
     /// The threads that make calls for the links.
     pub(super) threads: usize,
+    /// Bytes of the slots of edges between hosts; `None` without some.
+    pub(super) slot_bytes: Option<usize>,
 }
 
 /// Makes all connections. Blocks for the ranks of other hosts, until the rendezvous says that one
@@ -75,19 +77,15 @@ pub(super) fn connect(
         address: interface::beside(members.address(identity.rank), Config::get())?,
         peers: members.remote().len(),
         message_bytes: HEADER_BYTES + slot_bytes,
+        least_bytes: HEADER_BYTES + slot_bytes.min(edge_slot_bytes(identity.nranks)),
         place: members.own_place(),
         limit: options.init_limit(),
         prepare: Arc::new(move || device::prepare_thread(device)),
     };
     let chosen = net::choose(&need)?;
-    let lanes = chosen.lanes(&need, device.lanes())?;
-    let lanes = net::agree(&rendezvous.gather(&chosen.agreement(lanes))?)?;
+    let (lanes, slot_bytes) = agree(&chosen, &need, device.lanes(), rendezvous)?;
     let net_device = chosen.net.properties(chosen.device)?;
-    let mut net_name = format!("{} {}", chosen.net.name(), net_device.name);
-    // Of a plugin's device the address is not known.
-    if chosen.net.is_open_to_strangers() {
-        net_name += &format!(" ({})", need.address.ip());
-    }
+    let net_name = name_of(&chosen, &net_device, &need);
     let (net, threads, label) = ((chosen.net, chosen.device), chosen.threads, chosen.label);
     let data = (net, (lanes, slot_bytes));
     let mut making = match members.connects_at_first_use() {
@@ -112,10 +110,13 @@ pub(super) fn connect(
         let missing = making.missing();
         if missing.is_empty() {
             let links = making.finish(options.init_limit())?;
-            let switch = switch::connect(identity, members, rendezvous, slot_bytes)?;
+            // Messages of plans with a switch are not larger.
+            let of_switch = slot_bytes.min(MESSAGE_BYTES);
+            let switch = switch::connect(identity, members, rendezvous, of_switch)?;
             let threads = threads + usize::from(switch.is_some());
             let (device, net, label) = (Some(net_device), Some(net_name), Some(label));
-            return Ok(Links { threads, switch, device, net, label, ..links });
+            let slot_bytes = Some(slot_bytes);
+            return Ok(Links { threads, switch, device, net, label, slot_bytes, ..links });
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;
@@ -125,6 +126,31 @@ pub(super) fn connect(
         }
         making.wait(rendezvous, deadline.slice());
     }
+}
+
+/// Returns the names of a network and its device, and over TCP the address of this rank.
+fn name_of(chosen: &Chosen, device: &Properties, need: &Need<'_>) -> String {
+    let name = format!("{} {}", chosen.net.name(), device.name);
+    // Of a plugin's device the address is not known.
+    match chosen.net.is_open_to_strangers() {
+        true => format!("{name} ({})", need.address.ip()),
+        false => name,
+    }
+}
+
+/// Returns the number of lanes, at most `wanted`, and the bytes of their slots, which all ranks
+/// have over the network that they have chosen. Fails if they have chosen different ones.
+fn agree(
+    chosen: &Chosen,
+    need: &Need<'_>,
+    wanted: usize,
+    rendezvous: &mut Rendezvous,
+) -> Result<(usize, usize)> {
+    let (lanes, message_bytes) = (chosen.lanes(need, wanted)?, chosen.message_bytes(need)?);
+    let own = chosen.agreement(Agreed { lanes, message_bytes });
+    let Agreed { lanes, message_bytes } = net::agree(&rendezvous.gather(&own)?)?;
+    // A power of two, as all slots have, so that they begin at multiples of 16 bytes.
+    Ok((lanes, 1 << message_bytes.saturating_sub(HEADER_BYTES).max(1).ilog2()))
 }
 
 /// Tells the others where this rank listens; returns the addresses of all, by rank.

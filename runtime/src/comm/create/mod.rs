@@ -253,7 +253,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
         net_device: links.device,
         switch,
         rank: own.clone(),
-        edge_slot_bytes: slot_bytes,
+        edge_slot_bytes: links.slot_bytes.unwrap_or(slot_bytes),
         counter_start,
         processes,
         memory,

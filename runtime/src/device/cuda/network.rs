@@ -119,7 +119,9 @@ impl Shared {
             word(&words.outgoing[slot].mark).load(Ordering::Acquire) as u32 == number as u32
                 || Packed::read(&words.outgoing_packed[slot], number).is_some()
         };
-        sent + (0..abi::NET_SLOTS as u64).take_while(is_written).count() as u64
+        let written = sent + (0..abi::NET_SLOTS as u64).take_while(is_written).count() as u64;
+        // What is sent meanwhile is no longer found in its slot for a moment.
+        written.max(self.sent.load(Ordering::Acquire))
     }
 }
 
@@ -435,12 +437,16 @@ impl Served {
             } else {
                 break;
             };
-            // The kernel writes there again once it knows of room.
-            packed::pass(&words.outgoing_packed[slot], number);
             let len = (what >> 32) as usize;
             self.edge.commit(len, Descriptor::from_words(what as u32, count), 0)?;
             self.sent = number;
             shared.sent.store(self.edge.sent(), Ordering::Release);
+            // Neither form tells of an older message, whose number may end in the same 32 bits,
+            // when the kernel writes there again, once it knows of room. Who counts what is written
+            // sees the store above before these.
+            fence(Ordering::Release);
+            word(&next.mark).store(u64::from(number as u32), Ordering::Relaxed);
+            packed::pass(&words.outgoing_packed[slot], number);
             moved = true;
         }
         self.edge.flushed()?;
@@ -706,6 +712,17 @@ mod tests {
         slot(memory, number).wrapping_sub(HEADER_BYTES).cast()
     }
 
+    /// Checks that no outgoing slot has the mark or the packets of an older message than its last.
+    fn expect_no_older(words: &abi::NetWords, start: u64, written: u64) {
+        for message in written.saturating_sub(EDGE_SLOTS as u64)..written {
+            let slot = (start.wrapping_add(message) % 4) as usize;
+            let number = start.wrapping_add(message + 1);
+            let mark = word(&words.outgoing[slot].mark).load(Ordering::Relaxed);
+            assert_eq!(mark as u32, number as u32);
+            assert!(Packed::read(&words.outgoing_packed[slot], number).is_some());
+        }
+    }
+
     /// The kernels' side, played by this thread; the counters wrap around.
     #[test]
     fn messages_go_from_marks_to_marks_and_no_more_than_there_are_slots() {
@@ -746,6 +763,7 @@ mod tests {
                 assert_eq!(shared.written(), written, "round {round} from {start}");
                 word(&words.wanted).store(start.wrapping_add(taken + 1), Ordering::Relaxed);
                 while served.progress(&shared).unwrap() {}
+                expect_no_older(&words, start, written);
                 while taken < written {
                     let number = start.wrapping_add(taken);
                     let here = &words.incoming[(number % 4) as usize];

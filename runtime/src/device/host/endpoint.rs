@@ -14,7 +14,7 @@ use oxccl_plan::Carrier;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The way in which this rank reaches the user memory of a peer.
 pub enum PeerMemory {
@@ -29,7 +29,10 @@ pub enum PeerMemory {
 /// Collectives that a rank with peers on other hosts remembers.
 pub const HISTORY: usize = 64;
 
-/// What follows the messages with ranks of other hosts.
+/// The time within which threads that register buffers notice that the network ends.
+const GIVEN_BACK: Duration = Duration::from_millis(100);
+
+/// The followers of messages with ranks of other hosts.
 struct Followers {
     watcher: Arc<dyn Watcher>,
     edges: Mutex<Vec<Followed>>,
@@ -114,7 +117,7 @@ pub struct Endpoint {
     /// True once the network that reduces has refused a buffer.
     refused: AtomicBool,
     state: Mutex<State>,
-    /// What follows the messages with each rank of other hosts, if somebody has that done.
+    /// The followers of messages, if somebody has them followed.
     followers: OnceLock<Followers>,
 }
 
@@ -381,6 +384,12 @@ impl Endpoint {
         let in_use = state.switch_edge().and_then(|edge| edge.buffers_in_use());
         let Some(in_use) = in_use else { return };
         drop(state.take_switch());
+        drop(state);
+        // Another thread, which registers a buffer, may give the network back only later.
+        let until = Instant::now() + GIVEN_BACK;
+        while in_use.strong_count() > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if in_use.strong_count() > 0 {
             let text = "the plugin of the network does not return and may still write into the \
                         buffers of an all-reduce: keep them";
@@ -437,9 +446,10 @@ impl State {
 
     /// Returns the edge to a peer, which may be a switch.
     pub fn edge(&mut self, peer: u32) -> &mut Edge {
-        match self.switch {
-            Edge::Message(_) if peer as usize >= self.edges.len() => &mut self.switch,
-            _ => &mut self.edges[peer as usize],
+        match self.edges.get_mut(peer as usize) {
+            Some(edge) => edge,
+            // It may have ended beside an operation that goes on until it hears of the failure.
+            None => &mut self.switch,
         }
     }
 

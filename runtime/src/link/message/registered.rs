@@ -10,7 +10,7 @@ use oxccl_net::{Connection, Memory, Place, Region, Unstaged};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
 
-/// What registers memory beside the ends of an edge. It may block for a plugin.
+/// A way to register memory beside the ends of an edge. It may block for a plugin.
 pub type Registrar = Arc<Mutex<Box<dyn Connection>>>;
 
 /// A registered buffer.

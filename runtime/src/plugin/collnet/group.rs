@@ -175,7 +175,7 @@ struct UnderWay {
 /// Memory that is registered. The owner is given up with it, or after the group has ended.
 struct Registered {
     handle: *mut c_void,
-    _owner: Arc<dyn Any + Send + Sync>,
+    owner: Arc<dyn Any + Send + Sync>,
 }
 
 /// A group of ranks whose data the network reduces.
@@ -210,7 +210,11 @@ impl Group {
         let registered = self.instance.call("regMr", reg_mr);
         // A plugin that fails may use the memory all the same.
         let handle = if registered.is_ok() { handle } else { null_mut() };
-        self.regions.push(Registered { handle, _owner: memory.owner.clone() });
+        // Without a handle nothing ends the registration before the group, so one owner is enough.
+        let is_owner = |region: &Registered| Arc::ptr_eq(&region.owner, &memory.owner);
+        if !handle.is_null() || !self.regions.iter().any(is_owner) {
+            self.regions.push(Registered { handle, owner: memory.owner.clone() });
+        }
         registered.map(|()| Region(handle as usize))
     }
 

@@ -72,8 +72,10 @@ pub(crate) struct Need<'a> {
     pub(crate) address: SocketAddr,
     /// The number of ranks of other hosts.
     pub(crate) peers: usize,
-    /// The size of the longest message in bytes.
+    /// The size of the longest message in bytes, where the network carries as many.
     pub(crate) message_bytes: usize,
+    /// The size of the longest message that it has to carry, in bytes.
+    pub(crate) least_bytes: usize,
     /// The index of this rank among those of its host, by which devices are dealt out.
     pub(crate) place: usize,
     /// The longest time that the making of the communicator may take.
@@ -104,10 +106,27 @@ impl Chosen {
         Ok(lanes((connections, files), directions * need.peers, wanted))
     }
 
-    /// Returns what the ranks have to [`agree`] on: lanes, and the name of the network.
-    pub(crate) fn agreement(&self, lanes: usize) -> Vec<u8> {
-        [&[lanes as u8], self.net.name().as_bytes()].concat()
+    /// Returns the size of the longest message that is needed and that the device carries.
+    pub(crate) fn message_bytes(&self, need: &Need<'_>) -> Result<usize> {
+        let most = self.net.properties(self.device)?.max_bytes;
+        Ok(usize::try_from(most).map_or(need.message_bytes, |most| most.min(need.message_bytes)))
     }
+
+    /// Returns what the ranks have to [`agree`] on.
+    pub(crate) fn agreement(&self, agreed: Agreed) -> Vec<u8> {
+        let Agreed { lanes, message_bytes } = agreed;
+        let bytes = (message_bytes as u32).to_le_bytes();
+        [&[lanes as u8], &bytes[..], self.net.name().as_bytes()].concat()
+    }
+}
+
+/// What all ranks have of their networks: the least of what they offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    /// The number of lanes.
+    pub(crate) lanes: usize,
+    /// The size of the longest message in bytes.
+    pub(crate) message_bytes: usize,
 }
 
 /// Returns the number of lanes, at most `wanted`, of so many connections each, for a device that
@@ -214,20 +233,22 @@ fn lack(device: &Properties, need: &Need<'_>) -> Option<String> {
     if device.memory & HOST == 0 {
         return Some("does not take memory of the host".to_owned());
     }
-    (device.max_bytes < need.message_bytes as u64).then(|| {
-        let (most, bytes) = (device.max_bytes, need.message_bytes);
+    (device.max_bytes < need.least_bytes as u64).then(|| {
+        let (most, bytes) = (device.max_bytes, need.least_bytes);
         format!("carries messages of {most} bytes, {bytes} are needed")
     })
 }
 
-/// Returns the number of lanes that all ranks have. Fails unless all have chosen the same network;
-/// `told` is what they say, by rank.
-pub(crate) fn agree(told: &[Vec<u8>]) -> Result<usize> {
-    let name = |told: &Vec<u8>| told.get(1..).unwrap_or_default().to_vec();
-    let lanes = told.iter().filter_map(|told| told.first()).min();
-    let differs = told.iter().position(|other| name(other) != name(&told[0]));
-    let Some(rank) = differs else {
-        return Ok(lanes.map_or(1, |lanes| usize::from(*lanes).max(1)));
+/// Returns what all ranks have. Fails unless all have chosen the same network; `told` is what they
+/// say, by rank.
+pub(crate) fn agree(told: &[Vec<u8>]) -> Result<Agreed> {
+    let name = |told: &Vec<u8>| told.get(5..).unwrap_or_default().to_vec();
+    let Some(rank) = told.iter().position(|other| name(other) != name(&told[0])) else {
+        let lanes = told.iter().filter_map(|told| told.first()).min();
+        let bytes = |told: &Vec<u8>| Some(u32::from_le_bytes(*told.get(1..)?.first_chunk()?));
+        let bytes = told.iter().map(|told| bytes(told).unwrap_or(0)).min();
+        let lanes = lanes.map_or(1, |lanes| usize::from(*lanes).max(1));
+        return Ok(Agreed { lanes, message_bytes: bytes.unwrap_or(0) as usize });
     };
     let text = |rank: usize| String::from_utf8_lossy(&name(&told[rank])).into_owned();
     let why = format!(
@@ -254,9 +275,13 @@ mod tests {
     #[test]
     fn ranks_with_different_nets_are_named_with_them() {
         let told = |names: [&str; 3]| {
-            [4, 2, 3].map(|lanes| [&[lanes], names[lanes as usize - 2].as_bytes()].concat())
+            [4u8, 2, 3].map(|lanes| {
+                let bytes = (1000 - u32::from(lanes)).to_le_bytes();
+                [&[lanes], &bytes[..], names[lanes as usize - 2].as_bytes()].concat()
+            })
         };
-        assert_eq!(agree(&told(["A", "A", "A"])).unwrap(), 2);
+        let agreed = Agreed { lanes: 2, message_bytes: 996 };
+        assert_eq!(agree(&told(["A", "A", "A"])).unwrap(), agreed);
         // By lanes: of rank 1, 2 and 0.
         let text = agree(&told(["A", "Socket", "A"])).unwrap_err().to_string();
         assert!(text.contains("rank 0 uses the net A, rank 2 the net Socket"), "{text}");
