@@ -135,6 +135,26 @@ fn two_roots_of_a_small_broadcast_are_told_at_the_next_call_that_waits() {
     }
 }
 
+/// More calls that wait for nobody than are remembered lie between.
+#[test]
+fn two_roots_of_a_broadcast_long_ago_are_told_at_the_next_call_that_waits() {
+    let comms = communicators(2);
+    std::thread::scope(|scope| {
+        for comm in &comms {
+            scope.spawn(move || {
+                let on = (comm, &Stream::new());
+                let nothing = |_| collective(on, Collective::AllReduce, 0, 0);
+                let made = collective(on, Collective::Broadcast, comm.rank(), 1)
+                    .and_then(|()| (0..100).try_for_each(nothing))
+                    .and_then(|()| collective(on, Collective::AllReduce, 0, 1));
+                assert!(made.is_err(), "nobody noticed");
+                assert!(names_both(&comm.failure().expect("it has failed")));
+            });
+        }
+    });
+    comms.iter().for_each(|comm| comm.destroy().expect("it is told"));
+}
+
 #[test]
 fn ranks_that_both_pass_an_id_for_a_growth_are_named() {
     let comms = communicators(3);

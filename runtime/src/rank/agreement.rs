@@ -20,6 +20,9 @@ pub(crate) enum CurrentOp {
     OneSided(u64),
 }
 
+/// What a peer does of which the tag of all collectives so far is another one.
+const BEFORE: &str = "something else, or did before";
+
 /// The knowledge of a peer's operation: its descriptor, or words about it.
 type Theirs<'a> = std::result::Result<Descriptor, &'a str>;
 
@@ -89,10 +92,7 @@ fn disagreement(rank: &Rank, segment: &Segment, label: &Label, seq: u64, peer: u
     let places = [rank.number as usize, peer as usize];
     let mut from = seq.saturating_sub(RING);
     let found = differing(rank, segment, (peer, places), &mut from, seq.wrapping_add(1));
-    found.unwrap_or_else(|| {
-        let theirs = Err("something else, or did before");
-        CurrentOp::Collective(*label, seq).differs(rank, peer, theirs)
-    })
+    found.unwrap_or_else(|| CurrentOp::Collective(*label, seq).differs(rank, peer, Err(BEFORE)))
 }
 
 /// Returns the error for a message that another operation sent.
@@ -105,18 +105,25 @@ pub(crate) fn unexpected(rank: &Rank, doing: CurrentOp, peer: u32, message: &Mes
 }
 
 /// Returns the error that an operation without progress can find: the failure of a peer, or a peer
-/// that executes another operation, after a `long` wait also one that did so before.
+/// that executes another operation, after a `long` wait also one that did so before. The label of
+/// a collective has the tag of all collectives so far.
 pub(crate) fn look_around(rank: &Rank, doing: CurrentOp, long: bool) -> Option<Error> {
     if let Some(error) = rank.hear() {
         return Some(error);
     }
-    let CurrentOp::Collective(_, seq) = doing else { return None };
+    let CurrentOp::Collective(label, seq) = doing else { return None };
     let (segment, own) = rank.place()?;
     let mut peers = (0..rank.nranks).filter(|&p| p != rank.number);
     peers.find_map(|peer| {
-        let places = [own, rank.local[peer as usize]?];
+        let local = rank.local[peer as usize]?;
         let mut from = if long { seq.saturating_sub(RING) } else { seq };
-        differing(rank, segment, (peer, places), &mut from, seq.wrapping_add(1))
+        let found = differing(rank, segment, (peer, [own, local]), &mut from, seq.wrapping_add(1));
+        found.or_else(|| {
+            // What differed may be longer ago than descriptors are kept.
+            let differs =
+                long && segment.has_begun(own, seq) && !segment.agrees(local, seq, &label);
+            differs.then(|| doing.differs(rank, peer, Err(BEFORE)))
+        })
     })
 }
 

@@ -185,7 +185,7 @@ impl Running {
 
     /// Returns a description of the operation, to compare it with those of other ranks.
     pub(super) fn doing(&self) -> CurrentOp {
-        CurrentOp::Collective(self.label, self.seq)
+        CurrentOp::Collective(self.so_far, self.seq)
     }
 
     /// Returns the mark of this operation's packets. Packets of another operation never match it,
