@@ -35,6 +35,9 @@ const UNPROVEN: Duration = Duration::from_millis(50);
 /// block until somebody comes. A member proves itself within a round trip, and a rank that says
 /// nothing for as long is dead once there is a communicator.
 const SILENT: Duration = Duration::from_secs(5);
+/// The longest time between two looks that counts for these: what has come to a rank that was held
+/// up for longer may not have been seen yet.
+const LOOK: Duration = Duration::from_secs(1);
 /// The time for which the peer may still come after a connection has failed: that may have been
 /// its own, or a stranger's that went away.
 const FAILED: Duration = Duration::from_secs(1);
@@ -113,6 +116,8 @@ pub struct Joining {
     lanes: Vec<Lane>,
     /// Why the control connection has ended, if it has.
     gone: Option<String>,
+    /// The time of the latest look.
+    looked: Option<Instant>,
 }
 
 /// The peer, and what leads to it.
@@ -154,7 +159,7 @@ impl Joining {
             with.control.tell(notice::LISTEN);
         }
         let lanes = (0..lanes).map(|_| Lane::new(&with)).collect::<Result<_>>()?;
-        Ok(Self { with, lanes, gone: None })
+        Ok(Self { with, lanes, gone: None, looked: None })
     }
 
     /// Moves all connections on, and what is to be sent over the control connection. Never blocks,
@@ -164,9 +169,12 @@ impl Joining {
         if self.is_complete() {
             return Ok(());
         }
+        let since =
+            self.looked.replace(now).map_or(Duration::ZERO, |last| now.duration_since(last));
         (0u32..).zip(&mut self.lanes).try_for_each(|(number, lane)| {
-            lane.accept(&self.with, number, now)?;
+            lane.put_off(since.saturating_sub(LOOK));
             lane.prove(&self.with, now)?;
+            lane.accept(&self.with, number, now)?;
             lane.connect(&self.with, number, now)
         })
     }
@@ -312,6 +320,14 @@ impl Lane {
         self.incoming = Some(incoming);
     }
 
+    /// Moves the times on from which connections without proof are counted.
+    fn put_off(&mut self, time: Duration) {
+        let Some(accepting) = &mut self.accepting else { return };
+        let unproven = accepting.unproven.iter_mut().map(|(since, _)| since);
+        let failed = accepting.failed.iter_mut().map(|(since, ..)| since);
+        unproven.chain(failed).for_each(|since| *since += time);
+    }
+
     /// Takes connections that have been made.
     fn accept(&mut self, with: &Peer, number: u32, now: Instant) -> Result<()> {
         self.accepting.as_mut().map_or(Ok(()), |accepting| accepting.accept(with, number, now))
@@ -383,7 +399,7 @@ impl Accepting {
     /// Takes connections of lane `number` that have been made.
     fn accept(&mut self, with: &Peer, number: u32, now: Instant) -> Result<()> {
         while self.has_room(with, now) {
-            let Self { listener: Some(listener), unproven, .. } = self else { break };
+            let Self { listener: Some(listener), unproven, failed, .. } = self else { break };
             let receiver = match listener.accept() {
                 Ok(Some(receiver)) => receiver,
                 Ok(None) => break,
@@ -391,6 +407,12 @@ impl Accepting {
                 Err(_) if with.net.is_open_to_strangers() && !unproven.is_empty() => {
                     unproven.pop_front();
                     continue;
+                }
+                // It may be the peer's that is there, or has failed: some plugins accept once.
+                Err(error) if !unproven.is_empty() || failed.is_some() => {
+                    refuse(&format!("no other one can come: {error}"));
+                    self.expected = false;
+                    break;
                 }
                 Err(error) => return Err(error.into()),
             };
@@ -432,7 +454,11 @@ impl Accepting {
                     (proven, *listener) = (Some(incoming), None);
                 }
                 Some(_) => {}
-                None => refuse("its first message does not prove that it knows the secret"),
+                None => {
+                    // The peer may come behind this one, too.
+                    failed.iter_mut().for_each(|(since, ..)| *since = now);
+                    refuse("its first message does not prove that it knows the secret");
+                }
             }
         }
         let late = |since: Instant| now.saturating_duration_since(since) >= FAILED;
@@ -629,6 +655,46 @@ mod tests {
         }
         b.progress(now + FAILED / 2).unwrap();
         b.progress(now + FAILED).unwrap_err();
+    }
+
+    /// Moves both on until all connections to `b` are accepted; those without proof are the peer's.
+    fn accept_all([a, b]: &mut [Joining; 2], now: Instant) {
+        let is_there = |lane: &Lane| {
+            let accepting = lane.accepting.as_ref();
+            lane.incoming.is_some() || accepting.is_some_and(|of| !of.unproven.is_empty())
+        };
+        while !b.lanes.iter().all(is_there) {
+            assert!(now.elapsed() < Duration::from_secs(60), "{} / {}", a.why(), b.why());
+            for joining in [&mut *a, &mut *b] {
+                joining.receive().unwrap();
+                joining.progress(now).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_slow_to_prove_itself_is_waited_for_where_a_plugin_accepts_once() {
+        let mut ranks = pair(&TestNet::accepting_once());
+        let now = Instant::now();
+        accept_all(&mut ranks, now);
+        let silent = |b: &Joining| b.lanes.iter().any(|lane| lane.incoming.is_none());
+        assert!(silent(&ranks[1]), "the peer was faster than this test is made for");
+        for second in 1..20 {
+            ranks[1].progress(now + Duration::from_secs(second)).unwrap();
+        }
+        carry(complete(ranks, 1, |_| {}));
+    }
+
+    /// A rank that was stopped looks at what has come before it takes a peer for a stranger.
+    #[test]
+    fn time_in_which_nobody_looks_does_not_count() {
+        let mut ranks = pair(&TestNet::like_plugins());
+        let now = Instant::now();
+        accept_all(&mut ranks, now);
+        let later = now + 10 * SILENT;
+        ranks[1].progress(later).unwrap();
+        let accepting = ranks[1].lanes.iter().flat_map(|lane| &lane.accepting);
+        assert!(accepting.into_iter().all(|accepting| !accepting.has_room(&ranks[1].with, later)));
     }
 
     /// A member that has come again, as it got no answer in time, does so on two connections.
