@@ -321,14 +321,17 @@ fn a_profiler_that_does_not_return_from_an_event_is_named_on_all_ranks() {
     let Some(plugin) = Plugin::compile("profiler", 7, &[]) else { return };
     let functions = ["startEvent", "stopEvent", "recordEventState"];
     std::thread::scope(|scope| {
-        for (function, how) in functions.into_iter().flat_map(|f| [(f, "failure"), (f, "abort")]) {
+        let ends = [("failure", "3"), ("abort", "3"), ("failure", "1"), ("abort", "1")];
+        for (function, (how, per_host)) in functions.into_iter().flat_map(|f| ends.map(|e| (f, e)))
+        {
             let plugin = &plugin;
             scope.spawn(move || {
                 let fault = format!("{function}=hang");
                 let of_profiler = ("NCCL_PROFILER_PLUGIN", plugin.path());
                 let (rank, after) = (("FIXTURE_RANK", "1"), ("FIXTURE_AFTER", "60"));
                 let start = Instant::now();
-                let variables = [of_profiler, ("FIXTURE", fault.as_str()), rank, after];
+                let hosts = ("OXCCL_RANKS_PER_NODE", per_host);
+                let variables = [of_profiler, ("FIXTURE", fault.as_str()), rank, after, hosts];
                 let ended = plugin.run(3, &["beside", how], &variables);
                 assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
                 if how == "abort" {

@@ -264,6 +264,12 @@ impl Executor {
     /// must not block; if it does not return, the communicator has to fail.
     pub fn notify(&self, stream: &Stream, call: impl Fn() + Send + Sync + 'static) -> Result<()> {
         let Stream::Host(stream) = stream else { return Err(wrong_device()) };
+        // Who waits for a call that does not return learns of the failure from the rank.
+        let rank = self.rank().clone();
+        let call = move || {
+            let _kept = &rank;
+            call();
+        };
         stream.notify(self.rank(), Arc::new(call))
     }
 

@@ -257,13 +257,24 @@ fn threads() -> Result<()> {
 }
 
 /// All-reduces in a thread, which a profiler may keep for ever, beside an abort: after 300 ms, or
-/// once the communicator has failed.
+/// once the communicator has failed. This thread then waits for the stream of the other one.
 fn beside(comm: &Arc<Communicator>, how: &str) -> Result<()> {
-    let calling = comm.clone();
-    std::thread::spawn(move || while reduce(&calling).is_ok() {});
+    let (calling, stream) = (comm.clone(), Stream::new());
+    let on = stream.clone();
+    std::thread::spawn(move || {
+        let input = vec![1u8; 8];
+        // Leaked, as a peer may still write there.
+        let output = vec![0u8; 8].leak();
+        while reduce_bytes(&calling, &on, &input, output).is_ok() {}
+    });
     if how == "abort" {
         std::thread::sleep(Duration::from_millis(300));
-        return abort(comm);
+        abort(comm)?;
+        // The error has been told to the other thread, if that has come back.
+        return stream.synchronize(Some(Duration::from_secs(20))).map_or(Ok(()), |ended| {
+            assert!(ended, "the stream does not end after an abort");
+            Ok(())
+        });
     }
     let failure = loop {
         match comm.failure() {
@@ -271,6 +282,8 @@ fn beside(comm: &Arc<Communicator>, how: &str) -> Result<()> {
             None => std::thread::sleep(Duration::from_millis(10)),
         }
     };
+    let ended = stream.synchronize(Some(Duration::from_secs(20)));
+    assert!(ended.is_err() || ended.is_ok_and(|ended| ended), "the stream does not end");
     abort(comm)?;
     Err(failure)
 }

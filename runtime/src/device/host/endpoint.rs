@@ -214,6 +214,12 @@ impl Endpoint {
         let _ = self.followers.set(Followers { watcher, edges });
     }
 
+    /// Returns whether somebody has the messages followed, who may not return.
+    #[inline]
+    pub fn is_followed(&self) -> bool {
+        self.followers.get().is_some()
+    }
+
     /// Tells those who follow the messages how far they have come in the operation of this number,
     /// and whether that is over. They may never return: nobody may wait for a lock that the caller
     /// holds.

@@ -8,7 +8,7 @@ use super::collective::Budget;
 use super::endpoint::Endpoint;
 use super::event::Event;
 use super::graph::Capture;
-use super::task::{Notice, Step, Task, Work, try_now};
+use super::task::{Notice, Step, Task, WRITERS, Work, try_now};
 use super::worker;
 use crate::error::{Error, Quick, Result};
 use crate::op::{Call, Operation, Programs};
@@ -147,7 +147,8 @@ impl Stream {
             let operation = Operation::Collective(programs, *call);
             return Ok(capture.add(Work::Operation(endpoint.clone(), operation))?);
         }
-        if self.pending.load(Ordering::Acquire) > 0 {
+        // Whoever follows messages may not return, and is not called with the lock.
+        if self.pending.load(Ordering::Acquire) > 0 || endpoint.is_followed() {
             let operation = Operation::Collective(programs, *call);
             let task = Task::operation(endpoint.clone(), operation, self.number());
             queue.tasks.push_back(task);
@@ -248,7 +249,11 @@ impl Stream {
 
     /// Returns the failure of a communicator whose profiler does not return, if the thread that
     /// owns the stream does not give it back. `since` is when it was first found owned.
-    fn left_behind(&self, progress: Progress, since: &mut Option<Instant>) -> Option<Error> {
+    fn left_behind(
+        &self,
+        progress: Progress,
+        since: &mut Option<Instant>,
+    ) -> Option<(Arc<Rank>, Error)> {
         if progress != Progress::Owned {
             *since = None;
             return None;
@@ -256,7 +261,17 @@ impl Stream {
         if since.get_or_insert_with(Instant::now).elapsed() < OWNED {
             return None;
         }
-        lock(&self.told).iter().filter_map(Weak::upgrade).find_map(|rank| rank.failure())
+        let told = lock(&self.told);
+        let mut ranks = told.iter().filter_map(Weak::upgrade);
+        ranks.find_map(|rank| rank.failure().map(|error| (rank, error)))
+    }
+
+    /// Gives up what waits behind a thread that does not come back: nothing of it touches memory
+    /// any more, should the thread come back after all. Blocks for peers that may still write.
+    fn abandon(&self, rank: &Rank, error: &Error) {
+        self.queue().tasks.iter_mut().for_each(|task| task.abandon(error));
+        let since = Instant::now();
+        worker::pause_while(|| !rank.writers().is_empty() && since.elapsed() < WRITERS);
     }
 
     /// Waits for all work, for at most `limit`. Returns false if the time is over. Fails if the
@@ -278,7 +293,8 @@ impl Stream {
                 }
             }
         });
-        if let Some(error) = left {
+        if let Some((rank, error)) = left {
+            self.abandon(&rank, &error);
             return Err(error);
         }
         if !done {

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(1);
 
 /// The longest time that a failed operation waits for peers that are writing into its memory.
-const WRITERS: Duration = Duration::from_secs(1);
+pub(super) const WRITERS: Duration = Duration::from_secs(1);
 
 /// The longest time after a failure that an operation waits for its turn: those before it end
 /// within a second each, unless the thread that runs one does not return from a profiler.
@@ -139,6 +139,8 @@ pub enum Task {
     Copy(Address, Address, usize, usize),
     /// A [`Work::Set`] under way; the last number is the number of bytes that are done.
     Set(Address, u8, usize, usize),
+    /// Work that is not carried out, and why.
+    Abandoned(Error),
     /// A [`Work::Record`].
     Record(Arc<Event>, u64),
     /// A [`Work::Wait`].
@@ -210,6 +212,19 @@ impl Task {
         Task::Running(Box::new(Running::new(endpoint, (called, what), kind)))
     }
 
+    /// Gives up work that has not begun: what it does by itself, it does no more, and the
+    /// communicator of an operation fails, as its turn never comes.
+    pub(super) fn abandon(&mut self, error: &Error) {
+        match self {
+            Task::Copy(..) | Task::Set(..) | Task::Function(_, None) => {
+                *self = Task::Abandoned(error.clone());
+            }
+            Task::Called(endpoint, ..) => endpoint.rank.fail(error.clone()),
+            Task::Running(operation) => operation.endpoint.rank.fail(error.clone()),
+            _ => {}
+        }
+    }
+
     /// Advances the task. A task that panics fails, and its communicator with it; neither the
     /// thread that happens to run the task nor its stream ends. Blocks: never, but less than a
     /// second for a plugin whose network uses the memory of an operation that has failed.
@@ -248,6 +263,7 @@ impl Task {
                 unsafe { std::ptr::write_bytes(to.0.add(*done), *value, n) };
                 stretch(*bytes, done, n)
             }
+            Task::Abandoned(error) => Step::Done(Err(error.clone())),
             Task::Record(event, number) => {
                 event.reach(*number);
                 Step::Done(Ok(()))

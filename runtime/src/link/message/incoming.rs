@@ -221,12 +221,15 @@ impl Incoming {
     /// Returns how far the messages have come that somebody waits for, or has waited for.
     pub(super) fn carried(&self) -> Carried {
         let (mut moved, mut bytes) = (self.taken, self.bytes);
+        let (asked, operations) = (self.awaited, Default::default());
         for message in &self.messages {
             let Offered::Arrived(len) = message else { break };
+            if moved >= asked {
+                break;
+            }
             bytes[moved as usize % LATEST] = data_bytes(*len);
             moved += 1;
         }
-        let (asked, operations) = (self.awaited, Default::default());
         Carried { asked, moved: moved.min(asked), over: self.taken, bytes, operations }
     }
 

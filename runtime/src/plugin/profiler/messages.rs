@@ -180,8 +180,11 @@ impl Followed {
             open.push_back((number, step));
         }
         let moved = last.moved..now.moved;
+        // Only of the latest ones the sizes are known.
+        let latest = if direction == SENT { now.asked } else { now.moved };
         for (number, step) in open.iter().filter(|(number, _)| moved.contains(number)) {
-            let bytes = now.bytes[*number as usize % LATEST];
+            let is_known = *number + LATEST as u64 >= latest;
+            let bytes = if is_known { now.bytes[*number as usize % LATEST] } else { 0 };
             step.iter().for_each(|step| step.enter(MOVED[direction], bytes));
         }
         while open.front().is_some_and(|(number, _)| *number < now.over) {
