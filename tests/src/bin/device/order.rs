@@ -40,17 +40,17 @@ pub(crate) fn large(ranks: &[Rank]) -> Outcome {
     play_all(&cases, ranks)
 }
 
-/// Slices and messages that fill what lies between the ranks several times; between two GPUs they
-/// travel in chunks.
+/// Slices and messages that fill what lies between the ranks several times; between GPUs they travel
+/// in chunks, and messages of 1 MiB among more than two in lines.
 pub(crate) fn many_rounds(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
-    let bytes = match rank.nranks {
-        2 if on_gpu() => 9 << 20,
-        _ if on_gpu() => 1 << 20,
+    let (bytes, message) = match rank.nranks {
+        2 if on_gpu() => (9 << 20, 9 << 20),
+        _ if on_gpu() => (3 << 20, 33 << 20),
         // More than the slots of a link, too.
-        _ => 300 << 10,
+        _ => (300 << 10, 300 << 10),
     };
-    let mail = Mail::new(rank, vec![bytes + 3, 5, bytes, 70_000])?;
+    let mail = Mail::new(rank, vec![message + 3, 5, bytes, 1 << 20, 70_000])?;
     let _kept = play_each(&conformance::many_rounds(rank.nranks, bytes), ranks)?;
     for round in 0..3 {
         mail.fill(rank, round)?;

@@ -20,9 +20,9 @@ type Limits = [u64; 3];
 /// docs/performance.md).
 const OF_TWO: Limits = [32 << 10, 32 << 10, 8 << 20];
 /// Among more ranks (measured on four H200 and H100, docs/performance.md): of what is only moved,
-const OF_MOVED: Limits = [128 << 10, 128 << 10, 512 << 10];
+const OF_MOVED: Limits = [128 << 10, 128 << 10, 2 << 20];
 /// of what is moved and passed on,
-const OF_PASSED_ON: Limits = [128 << 10, 128 << 10, 512 << 10];
+const OF_PASSED_ON: Limits = [128 << 10, 128 << 10, 1 << 20];
 /// of what one rank folds,
 const OF_REDUCE: Limits = [128 << 10, 128 << 10, 2 << 20];
 /// of what each rank folds,
@@ -35,8 +35,17 @@ const MESSAGE_PACKETS_BYTES: [u64; 2] = [128 << 10, 64 << 10];
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
 
-/// The longest message, in bytes, that travels in lines: between two ranks, and among more.
-const MESSAGE_LINES_BYTES: [u64; 2] = [8 << 20, 512 << 10];
+/// The longest message, in bytes, that travels in lines: between two ranks, among three or four, and
+/// among more, whose edges have room for too few lines to fill a link (measured on two H100 and four
+/// H200, docs/performance.md; not among more).
+fn message_lines_bytes(nranks: u32) -> u64 {
+    match nranks {
+        0..=2 => 8 << 20,
+        3..=4 => 32 << 20,
+        _ => 512 << 10,
+    }
+}
+
 /// The thread blocks that carry large slices between two ranks where not both fold: as many as fill
 /// the link.
 const FEW_BLOCKS: usize = 16;
@@ -351,7 +360,7 @@ const FULL_LANES_BYTES: u64 = 128 << 10;
 /// of lanes, and the slots of lines in a unit as in [`abi::Message`].
 pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
     let more = usize::from(view.nranks > 2);
-    if view.chunks_at != 0 && bytes > MESSAGE_LINES_BYTES[more] {
+    if view.chunks_at != 0 && bytes > message_lines_bytes(view.nranks) {
         let lanes = chunk_rings(view.nranks).1 / abi::MESSAGE_WARPS as u32;
         return (view.line_lanes.min(lanes), 0);
     }
