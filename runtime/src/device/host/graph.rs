@@ -156,6 +156,11 @@ impl GraphRun {
         Ok(Self { nodes, open, error: None })
     }
 
+    /// Gives up what has not begun, as [`Task::abandon`] does.
+    pub(super) fn abandon(&mut self, error: &Error) {
+        self.nodes.iter_mut().filter_map(|(task, _)| task.as_mut()).for_each(|t| t.abandon(error));
+    }
+
     pub(super) fn step(&mut self, budget: Budget) -> Step {
         let mut moved = false;
         for i in 0..self.nodes.len() {

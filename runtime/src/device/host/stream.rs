@@ -40,6 +40,8 @@ pub struct Stream {
     /// True while the worker knows that the stream has work.
     active: AtomicBool,
     error: Mutex<Option<Error>>,
+    /// Since when each look has found the stream owned by another thread.
+    owned_since: Mutex<Option<Instant>>,
     /// The ranks whose profilers are told of work here, and may not return.
     told: Mutex<Vec<Weak<Rank>>>,
 }
@@ -247,31 +249,26 @@ impl Stream {
         lock(&self.error).take().map_or(Ok(()), Err)
     }
 
-    /// Returns the failure of a communicator whose profiler does not return, if the thread that
-    /// owns the stream does not give it back. `since` is when it was first found owned.
-    fn left_behind(
-        &self,
-        progress: Progress,
-        since: &mut Option<Instant>,
-    ) -> Option<(Arc<Rank>, Error)> {
-        if progress != Progress::Owned {
+    /// Gives up what waits behind a thread that owns the stream and does not give it back, as a
+    /// profiler does not return, once that has failed the communicator: nothing of it touches
+    /// memory any more, should the thread come back after all. Returns the communicator's rank and
+    /// failure then. Takes what a look has found. Blocks: never.
+    pub(super) fn give_up_behind(&self, found: Progress) -> Option<(Arc<Rank>, Error)> {
+        let mut since = lock(&self.owned_since);
+        if found != Progress::Owned {
             *since = None;
             return None;
         }
         if since.get_or_insert_with(Instant::now).elapsed() < OWNED {
             return None;
         }
-        let told = lock(&self.told);
-        let mut ranks = told.iter().filter_map(Weak::upgrade);
-        ranks.find_map(|rank| rank.failure().map(|error| (rank, error)))
-    }
-
-    /// Gives up what waits behind a thread that does not come back: nothing of it touches memory
-    /// any more, should the thread come back after all. Blocks for peers that may still write.
-    fn abandon(&self, rank: &Rank, error: &Error) {
-        self.queue().tasks.iter_mut().for_each(|task| task.abandon(error));
-        let since = Instant::now();
-        worker::pause_while(|| !rank.writers().is_empty() && since.elapsed() < WRITERS);
+        drop(since);
+        let told: Vec<_> = lock(&self.told).iter().filter_map(Weak::upgrade).collect();
+        let left = told.into_iter().find_map(|rank| rank.failure().map(|error| (rank, error)));
+        if let Some((_, error)) = &left {
+            self.queue().tasks.iter_mut().for_each(|task| task.abandon(error));
+        }
+        left
     }
 
     /// Waits for all work, for at most `limit`. Returns false if the time is over. Fails if the
@@ -281,11 +278,11 @@ impl Stream {
             let hint = "end the capture first";
             return Err(Error::usage("the stream is being captured", hint));
         }
-        let (mut owned_since, mut left) = (None, None);
+        let mut left = None;
         let done = worker::wait_until(limit, || match self.advance(VISIT) {
             _ if self.pending.load(Ordering::Acquire) == 0 => Progress::Idle,
             progress => {
-                left = self.left_behind(progress, &mut owned_since);
+                left = self.give_up_behind(progress);
                 match progress {
                     _ if left.is_some() => Progress::Idle,
                     Progress::Idle => Progress::Stuck,
@@ -294,7 +291,9 @@ impl Stream {
             }
         });
         if let Some((rank, error)) = left {
-            self.abandon(&rank, &error);
+            // Peers may still write, if the operation that the thread is at goes on there.
+            let since = Instant::now();
+            worker::pause_while(|| !rank.writers().is_empty() && since.elapsed() < WRITERS);
             return Err(error);
         }
         if !done {
@@ -368,6 +367,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_profiler_that_does_not_return_is_told_why_its_communicator_failed() {
+        let (other, event) = (Stream::new(), Arc::new(Event::default()));
         let rank = Arc::new(Rank::new(0, vec![Some(0)], None, vec![0]));
         let (stream, begun) = (Stream::new(), Arc::new(AtomicBool::new(false)));
         let (end, ends) = std::sync::mpsc::channel::<()>();
@@ -383,7 +383,10 @@ mod tests {
         }
         // It may be slow.
         assert!(!stream.synchronize(Some(OWNED + OWNED / 4)).unwrap());
+        stream.record(&event).unwrap();
+        other.wait_event(&event).unwrap();
         rank.fail(Error::Aborted { by: "a test" });
+        assert!(other.synchronize(None).unwrap());
         let error = stream.synchronize(None).unwrap_err().to_string();
         assert!(error.contains("ended by a test"), "{error}");
         drop(end);

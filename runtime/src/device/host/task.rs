@@ -212,8 +212,9 @@ impl Task {
         Task::Running(Box::new(Running::new(endpoint, (called, what), kind)))
     }
 
-    /// Gives up work that has not begun: what it does by itself, it does no more, and the
-    /// communicator of an operation fails, as its turn never comes.
+    /// Gives up work that has not begun: what it does by itself, it does no more, the communicator
+    /// of an operation fails, as its turn never comes, and who waits for an event goes on, as after
+    /// any operation that has failed.
     pub(super) fn abandon(&mut self, error: &Error) {
         match self {
             Task::Copy(..) | Task::Set(..) | Task::Function(_, None) => {
@@ -221,6 +222,8 @@ impl Task {
             }
             Task::Called(endpoint, ..) => endpoint.rank.fail(error.clone()),
             Task::Running(operation) => operation.endpoint.rank.fail(error.clone()),
+            Task::Record(event, number) => event.reach(*number),
+            Task::Graph(graph) => graph.abandon(error),
             _ => {}
         }
     }

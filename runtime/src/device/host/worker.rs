@@ -118,7 +118,10 @@ fn help() -> Progress {
     let (mut all, mut idle) = (Progress::Stuck, false);
     let look = Budget { polls: if list.len() > 1 { 2 } else { VISIT.polls }, ..VISIT };
     for stream in &list {
-        match stream.advance(look) {
+        let progress = stream.advance(look);
+        // Others may wait for an event behind a thread that does not come back.
+        stream.give_up_behind(progress);
+        match progress {
             Progress::Moved => all = Progress::Moved,
             Progress::Idle => idle = true,
             Progress::Stuck | Progress::Owned => {}
@@ -130,11 +133,13 @@ fn help() -> Progress {
     all
 }
 
-/// Advances every stream as [`help`] does, unless another waiting thread is doing so.
-fn help_alone() -> Progress {
+/// Advances every stream as [`help`] does, unless another waiting thread is doing so. `anyway`:
+/// even then, as a profiler may not return to that one.
+fn help_alone(anyway: bool) -> Progress {
     static HELPING: Mutex<()> = Mutex::new(());
     match HELPING.try_lock() {
-        Err(TryLockError::WouldBlock) => Progress::Stuck,
+        Err(TryLockError::WouldBlock) if !anyway => Progress::Stuck,
+        Err(TryLockError::WouldBlock) => help(),
         Ok(_guard) => help(),
         Err(TryLockError::Poisoned(_)) => help(),
     }
@@ -153,7 +158,8 @@ pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Prog
                 rounds += 1;
                 // Several ranks of one process may wait for each other.
                 let several = SEVERAL.load(Ordering::Relaxed);
-                if (several || rounds % 16 == 1) && help_alone() == Progress::Moved {
+                let naps = rounds > SPINS + YIELDS;
+                if (several || rounds % 16 == 1) && help_alone(naps) == Progress::Moved {
                     rounds = 0;
                 }
             }

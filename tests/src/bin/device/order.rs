@@ -40,8 +40,8 @@ pub(crate) fn large(ranks: &[Rank]) -> Outcome {
     play_all(&cases, ranks)
 }
 
-/// Slices and messages that fill what lies between the ranks several times; between GPUs they travel
-/// in chunks, and messages of 1 MiB among more than two in lines.
+/// Slices and messages that fill what lies between the ranks several times; between GPUs they
+/// travel in chunks, and messages of 1 MiB among more than two in lines.
 pub(crate) fn many_rounds(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let (bytes, message) = match rank.nranks {

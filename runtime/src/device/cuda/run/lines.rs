@@ -35,9 +35,9 @@ const MESSAGE_PACKETS_BYTES: [u64; 2] = [128 << 10, 64 << 10];
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
 
-/// The longest message, in bytes, that travels in lines: between two ranks, among three or four, and
-/// among more, whose edges have room for too few lines to fill a link (measured on two H100 and four
-/// H200, docs/performance.md; not among more).
+/// The longest message, in bytes, that travels in lines: between two ranks, among three or four,
+/// and among more, whose edges have room for too few lines to fill a link (measured on two H100 and
+/// four H200, docs/performance.md; not among more).
 fn message_lines_bytes(nranks: u32) -> u64 {
     match nranks {
         0..=2 => 8 << 20,
