@@ -20,6 +20,12 @@ pub(crate) fn check(code: ncclResult_t) -> Result<()> {
     Err(error(code, &info))
 }
 
+/// Converts the result of a question; false while something is at work.
+pub(crate) fn done(code: ncclResult_t) -> Result<bool> {
+    check(code)?;
+    Ok(code != ncclResult_t::ncclInProgress)
+}
+
 /// Returns the error with which a communicator failed.
 pub(crate) fn failure(comm: ncclComm_t, code: ncclResult_t) -> Error {
     let mut info = empty();

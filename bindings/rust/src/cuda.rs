@@ -3,6 +3,9 @@
 //! Operations are queued on the stream of their communicator, as kernels are, and nothing waits for
 //! them. `cudarc` keeps the order of what uses a slice on several streams, and frees its memory
 //! behind that.
+//!
+//! Events are those of `cudarc`, on [`Comm::stream`]: they are recorded, waited for by other streams
+//! and asked for as behind any other work, and [`With::recording`] records one behind a call.
 
 use crate::call::{Device, check, number};
 use crate::comm::{Id, Shrink};
@@ -26,8 +29,8 @@ use capi::oxccl::types::oxcclDeviceKind_t;
 use cudarc::driver::sys::{CUdeviceptr, CUgraphInstantiate_flags};
 use cudarc::driver::sys::{CUstreamCaptureMode, CUstreamCaptureStatus};
 use cudarc::driver::{
-    CudaGraph, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, DriverError,
-    SyncOnDrop,
+    CudaEvent, CudaGraph, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice,
+    DriverError, SyncOnDrop,
 };
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -225,6 +228,14 @@ fn gpu_of(stream: &CudaStream) -> Device {
 pub struct With<'comm, 'options> {
     comm: &'comm Comm,
     options: options::With<'comm, 'options>,
+}
+
+impl<'comm> With<'comm, '_> {
+    /// Records an event behind the calls that are made with what this returns, as
+    /// [`crate::With::recording`] does. Fails within [`capture`](Comm::capture).
+    pub fn recording(self, event: &'comm CudaEvent) -> Self {
+        Self { options: self.options.with_event(event.cu_event().addr()), ..self }
+    }
 }
 
 /// Registered memory, made by [`Comm::register`] and used as the slice itself, which cannot be
@@ -501,6 +512,7 @@ macro_rules! operations {
         impl<'g> With<'g, '_> {$(
             forms! { $(#[$doc])* () self, $name, $on($($argument: $type),*) group {
                 let comm = self.comm;
+                self.options.refuse_record(group.captured.is_some())?;
                 let ($comm, $group) = (comm, On { group, stream: group.enter(comm)? });
                 $($checks)*
                 self.options.lend(|options| {

@@ -79,10 +79,11 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         let mode = MaybeUninit::new(oxcclCaptureMode_t::oxcclCaptureThreadLocal);
         // SAFETY: any handle may be passed.
         check(unsafe { oxcclStreamBeginCapture(stream.raw(), mode) })?;
-        let open = OpenCapture(stream);
+        self.set_captures(true);
+        let open = OpenCapture(self, stream);
         f()?;
         forget(open);
-        let captured = end(stream)?;
+        let captured = end(self, stream)?;
         let mut executable = null_mut();
         // SAFETY: the graph was just captured, and there is a place for the result.
         let made = check(unsafe { oxcclGraphInstantiate(&mut executable, captured) });
@@ -92,7 +93,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 }
 
-fn end(stream: &Stream) -> Result<oxcclGraph_t> {
+fn end(scope: &Scope<'_, '_>, stream: &Stream) -> Result<oxcclGraph_t> {
+    scope.set_captures(false);
     let mut graph = null_mut();
     // SAFETY: any handle may be passed, and there is a place for the result.
     check(unsafe { oxcclStreamEndCapture(stream.raw(), &mut graph) })?;
@@ -100,11 +102,11 @@ fn end(stream: &Stream) -> Result<oxcclGraph_t> {
 }
 
 /// A capture that has to end without a graph.
-struct OpenCapture<'a>(&'a Stream);
+struct OpenCapture<'a, 'scope, 'env>(&'a Scope<'scope, 'env>, &'a Stream);
 
-impl Drop for OpenCapture<'_> {
+impl Drop for OpenCapture<'_, '_, '_> {
     fn drop(&mut self) {
-        if let Ok(graph) = end(self.0) {
+        if let Ok(graph) = end(self.0, self.1) {
             // SAFETY: the graph is this function's own.
             unsafe { oxcclGraphDestroy(graph, null_mut()) };
         }

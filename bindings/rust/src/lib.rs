@@ -37,7 +37,8 @@
 //!
 //! - [`Comm::all_reduce`] and the like wait until the operation is complete.
 //! - [`Comm::all_reduce_on`] and the like begin it in the scope of a [`Stream`], which waits for it
-//!   at its end. Until then the program goes on, and cannot touch the buffers.
+//!   at its end. Until then the program goes on, and cannot touch the buffers. An [`Event`] orders
+//!   what is on several streams.
 //! - In a [`group()`] the same calls are launched together: ranks exchange messages, and one thread
 //!   makes the calls of several ranks.
 //!
@@ -55,9 +56,9 @@
 //! A forked child cannot use what its parent made: calls fail there.
 //!
 //! One operation has no safe form: [`Comm::put`], which writes into the memory of another rank. Its
-//! caller promises that nobody uses what it writes before its signal is seen. One option has none,
-//! either: [`CallOptions::launch_completion_event`], which takes an event of C. [`ffi`] has the
-//! functions of C.
+//! caller promises that nobody uses what it writes before its signal is seen. One option takes an
+//! event of C, [`CallOptions::launch_completion_event`]; [`With::recording`] takes an [`Event`].
+//! [`ffi`] has the functions of C.
 //!
 //! With the feature `cudarc` the module `cuda` has communicators on GPUs, for slices and streams of
 //! that crate.
@@ -75,6 +76,8 @@ mod comm;
 pub mod cuda;
 mod element;
 mod error;
+#[expect(unsafe_code, reason = "it makes and asks events, and puts them on streams of C")]
+mod event;
 #[expect(unsafe_code, reason = "it captures and launches by functions of C")]
 mod graph;
 #[expect(unsafe_code, reason = "it lends buffers to C, for as long as a scope")]
@@ -95,6 +98,7 @@ pub use capi as ffi;
 pub use comm::{Comm, Id, Shrink, set_tag};
 pub use element::{Element, F8E4M3, F8E5M2, ReduceOp};
 pub use error::{Code, Error, Result};
+pub use event::Event;
 pub use graph::Graph;
 pub use operations::Parts;
 pub use options::{CallOptions, CtaPolicy, With, set_encryption};

@@ -69,6 +69,7 @@ macro_rules! operations {
         impl<'a> With<'a, '_> {$(
             forms! { $(#[$doc])* () self, $name, $on[T: Element]($($argument: $type),*) scope {
                 let comm = self.comm;
+                self.refuse_record(scope.captures())?;
                 let $comm = comm;
                 $($checks)*
                 let stream = scope.enter(comm)?;

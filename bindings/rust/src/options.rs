@@ -3,6 +3,7 @@
 use crate::call::{check, number};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::scope::outside_capture;
 use capi::nccl::coll_config::{
     ncclCollConfig_t, ncclConfigExt, ncclConfigExtKey_t, ncclConfigExtValue_t,
 };
@@ -150,6 +151,7 @@ impl CallOptions {
     ///
     /// It is an event of [`oxcclEventCreate`](crate::ffi::oxccl::event::oxcclEventCreate); for a
     /// communicator on a GPU it may also be one of CUDA, such as cudarc's `CudaEvent::cu_event`.
+    /// [`With::recording`] takes an [`Event`](crate::Event), and is safe.
     ///
     /// # Safety
     /// The event is null, one of `oxcclEventCreate`, or one of CUDA that is alive in all calls with
@@ -159,8 +161,13 @@ impl CallOptions {
         self
     }
 
-    /// Calls a function with the options as C has them, which are valid until it returns.
-    fn lend<R>(&self, call: impl FnOnce(&ncclCollConfig_t) -> Result<R>) -> Result<R> {
+    /// Calls a function with the options as C has them, which are valid until it returns, and with
+    /// an event in place of theirs, unless it is 0.
+    fn lend<R>(
+        &self,
+        event: usize,
+        call: impl FnOnce(&ncclCollConfig_t) -> Result<R>,
+    ) -> Result<R> {
         let algorithms = text("algorithms", self.algorithms.as_deref())?;
         let plan = text("plan", self.plan.as_deref())?;
         let mut extensions = Vec::with_capacity(3);
@@ -186,7 +193,11 @@ impl CallOptions {
             extension.next = ext;
             ext = extension;
         }
-        call(&self.fields(ext, algorithms.as_deref().map_or(null(), CStr::as_ptr)))
+        let mut config = self.fields(ext, algorithms.as_deref().map_or(null(), CStr::as_ptr));
+        if event != 0 {
+            config.launchCompletionEvent = without_provenance_mut(event);
+        }
+        call(&config)
     }
 
     /// Returns C's structure with the list of the library's own options and with a text.
@@ -231,12 +242,24 @@ fn text(argument: &str, value: Option<&str>) -> Result<Option<CString>> {
 pub struct With<'comm, 'options> {
     pub(crate) comm: &'comm Comm,
     options: Option<&'options CallOptions>,
+    /// The handle of an event that is recorded in place of that of the options; 0 for none.
+    event: usize,
 }
 
 impl<'comm> With<'comm, '_> {
     /// Returns a communicator whose calls are plain ones.
     pub(crate) fn nothing(comm: &'comm Comm) -> Self {
-        Self { comm, options: None }
+        Self { comm, options: None, event: 0 }
+    }
+
+    /// Records an event, which lives as long as this, behind the calls.
+    pub(crate) fn with_event(self, event: usize) -> Self {
+        Self { event, ..self }
+    }
+
+    /// Fails within a capture if the calls record an event.
+    pub(crate) fn refuse_record(self, captured: bool) -> Result<()> {
+        outside_capture(captured && self.event != 0, "a call that records an event")
     }
 
     /// Calls a function with the options for C; with `None` for a plain call.
@@ -246,7 +269,7 @@ impl<'comm> With<'comm, '_> {
     ) -> Result<R> {
         match self.options {
             None => call(None),
-            Some(options) => options.lend(|config| call(Some(config))),
+            Some(options) => options.lend(self.event, |config| call(Some(config))),
         }
     }
 }
@@ -254,7 +277,7 @@ impl<'comm> With<'comm, '_> {
 impl Comm {
     /// Returns this communicator with options for the calls that are made with what it returns.
     pub fn with<'options>(&self, options: &'options CallOptions) -> With<'_, 'options> {
-        With { comm: self, options: Some(options) }
+        With { comm: self, options: Some(options), event: 0 }
     }
 }
 
@@ -295,7 +318,7 @@ mod tests {
         let options = options.algorithms("ring").or_automatic().cta_policy(CtaPolicy::Zero).tag(5);
         // SAFETY: it is in no call.
         let options = unsafe { options.launch_completion_event(event) };
-        options.deterministic(true).lend(|config| {
+        options.deterministic(true).lend(0, |config| {
             // Without `..`: a new field does not compile here before it is compared.
             let ncclCollConfig_t {
                 size: _,

@@ -130,6 +130,8 @@ pub struct Scope<'scope, 'env: 'scope> {
     /// The stream of all operations; without one each communicator takes one of its own.
     stream: Option<&'env Stream>,
     used: RefCell<Vec<Used<'scope>>>,
+    /// True while operations are captured.
+    captures: Cell<bool>,
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -170,6 +172,27 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Returns the stream of all operations, which the scope of a group has not.
     pub(crate) fn stream(&self) -> Option<&'env Stream> {
         self.stream
+    }
+
+    /// Returns the stream for a call that has its place among the operations, which those of a
+    /// group have only at its end.
+    pub(crate) fn own_stream(&self, call: &str) -> Result<&'env Stream> {
+        let text = format!(
+            "{call} is not possible within a group, whose operations are launched at its end; \
+             call it before or after the group, in the scope of a stream"
+        );
+        let none = || Error::new(Code::InvalidUsage, text);
+        self.stream.filter(|_| !GROUPED.get()).ok_or_else(none)
+    }
+
+    /// Notes that operations are captured from now on, or not any more.
+    pub(crate) fn set_captures(&self, captures: bool) {
+        self.captures.set(captures);
+    }
+
+    /// Returns whether operations are captured.
+    pub(crate) fn captures(&self) -> bool {
+        self.captures.get()
     }
 
     fn abort(&self) {
@@ -246,8 +269,8 @@ pub(crate) fn run<'env, R>(
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>,
 ) -> Result<R> {
     outside_group(call)?;
-    let used = RefCell::new(Vec::new());
-    let scope = Scope { stream, used, scope: PhantomData, env: PhantomData };
+    let (used, captures) = (RefCell::new(Vec::new()), Cell::new(false));
+    let scope = Scope { stream, used, captures, scope: PhantomData, env: PhantomData };
     let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));
     if outcome.is_err() {
         scope.abort();
@@ -269,6 +292,16 @@ pub(crate) fn outside_group(call: &str) -> Result<()> {
             "{call} waits, which is not possible within a group; \
              call it after the group, or the form of it that takes the group's scope"
         );
+        return Err(Error::new(Code::InvalidUsage, text));
+    }
+    Ok(())
+}
+
+/// Fails within a capture for what records an event. A stream that waited for the event would be
+/// captured, too, and its operations be launched when nobody keeps their buffers any more.
+pub(crate) fn outside_capture(captured: bool, call: &str) -> Result<()> {
+    if captured {
+        let text = format!("{call} is not possible within a capture; do it before or after");
         return Err(Error::new(Code::InvalidUsage, text));
     }
     Ok(())

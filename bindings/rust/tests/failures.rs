@@ -6,7 +6,7 @@ mod common;
 
 use common::{on_ranks, text};
 use oxccl::{
-    Buffer, Code, Comm, Element, Error, Id, Parts, ReduceOp, Result, Shrink, Stream, group,
+    Buffer, Code, Comm, Element, Error, Event, Id, Parts, ReduceOp, Result, Shrink, Stream, group,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -356,7 +356,7 @@ fn everything_may_go_to_other_threads() {
     fn exchanged<T: Element>() {
         shared::<Buffer<T>>();
     }
-    shared::<(Comm, Id, Stream, Error)>();
+    shared::<(Comm, Id, Stream, Event, Error)>();
     exchanged::<f32>();
     // Calls of several threads have no order here, so all are alike.
     let calls = |comm: Comm| {

@@ -75,11 +75,6 @@ const RUST: Exceptions = &[
     ("ncclGetVersion", "the library is a part of the program, which cargo knows the version of"),
     ("oxcclCommByCopyEngines", "windows, which they serve, are in host memory"),
     ("oxcclDeviceCount", "cudarc counts GPUs"),
-    ("oxcclEventCreate", "a scope waits for all of its operations"),
-    ("oxcclEventDestroy", "as oxcclEventCreate"),
-    ("oxcclEventElapsedTime", "as oxcclEventCreate"),
-    ("oxcclEventQuery", "as oxcclEventCreate"),
-    ("oxcclEventRecord", "as oxcclEventCreate"),
     ("oxcclGetVersion", "as ncclGetVersion"),
     ("oxcclGraphExecUpdate", "a graph ends with its scope: another one takes its place"),
     ("oxcclMemcpyAsync", "slices are copied by Rust"),
@@ -88,7 +83,6 @@ const RUST: Exceptions = &[
     ("oxcclSetLog", "NCCL_DEBUG and NCCL_DEBUG_FILE say it"),
     ("oxcclStreamHostFunc", "what has to come after operations stands behind their scope"),
     ("oxcclStreamQuery", "a scope waits for all of its operations"),
-    ("oxcclStreamWaitEvent", "as oxcclEventCreate"),
 ];
 
 /// The files of a folder that are written by hand and no tests.
