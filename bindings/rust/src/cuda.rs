@@ -4,14 +4,14 @@
 //! them. `cudarc` keeps the order of what uses a slice on several streams, and frees its memory
 //! behind that.
 //!
-//! Events are those of `cudarc`, on [`Comm::stream`]: they are recorded, waited for by other streams
+//! Events are those of `cudarc`, on [`Comm::stream`]: they are recorded, awaited by other streams
 //! and asked for as behind any other work, and [`With::recording`] records one behind a call.
 
 use crate::call::{Device, check, number};
 use crate::comm::{Id, Shrink};
 use crate::element::{Element, F8E4M3, F8E5M2};
 use crate::error::{Code, Error, Result};
-use crate::operations::{equal, type_of};
+use crate::operations::{Parts, equal, type_of};
 use crate::options::{self, CallOptions};
 use crate::reduction::{MultipliedSum, Reduction};
 use crate::scope::grouped;
@@ -25,7 +25,11 @@ use capi::nccl::configured::{
 };
 use capi::nccl::types::cudaStream_t;
 use capi::nccl::window::{ncclCommDeregister, ncclCommRegister};
+use capi::oxccl::info::oxcclCommByCopyEngines;
 use capi::oxccl::types::oxcclDeviceKind_t;
+use capi::oxccl::vcollectives::{
+    oxcclAllGatherv, oxcclAlltoAllv, oxcclGatherv, oxcclReduceScatterv, oxcclScatterv,
+};
 use cudarc::driver::sys::{CUdeviceptr, CUgraphInstantiate_flags};
 use cudarc::driver::sys::{CUstreamCaptureMode, CUstreamCaptureStatus};
 use cudarc::driver::{
@@ -180,6 +184,15 @@ impl Comm {
     /// [`crate::Comm::in_place`] does.
     pub fn in_place(&self) -> Result<u64> {
         self.comm.in_place()
+    }
+
+    /// Returns the number of operations whose data copy engines moved: large puts, all-gathers and
+    /// all-to-alls between windows, above all with [`CtaPolicy::Zero`](crate::CtaPolicy::Zero).
+    pub fn by_copy_engines(&self) -> Result<u64> {
+        let mut count = 0;
+        // SAFETY: a place for the result.
+        check(unsafe { oxcclCommByCopyEngines(self.comm.raw(), &mut count) })?;
+        Ok(count)
     }
 
     /// Ends all operations, as [`crate::Comm::revoke`] does.
@@ -485,9 +498,11 @@ macro_rules! operations {
     (plain: $($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param, $group:pat_param| (
         $($argument:ident: $type:ty),*
     ) { $($checks:tt)* } $call:ident($($value:expr),*);)*) => {
-        /// Messages.
+        /// Operations without options. All ranks make the calls of a communicator in the same
+        /// order.
         impl Comm {$(
-            forms! { $(#[$doc])* ('g) &'g self, $name, $on($($argument: $type),*) group {
+            forms! { $(#[$doc])* ('g) &'g self,
+                $name, $on[T: Element]($($argument: $type),*) group {
                 let ($comm, $group) = (self, On { group, stream: group.enter(self)? });
                 $($checks)*
                 // SAFETY: the slices are on a GPU and have as many elements as the call says, which
@@ -502,7 +517,8 @@ macro_rules! operations {
         /// Collectives, which can have options by [`with`](Self::with). All ranks make the calls of
         /// a communicator in the same order.
         impl Comm {$(
-            forms! { $(#[$doc])* ('g) &'g self, $name, $on($($argument: $type),*) group {
+            forms! { $(#[$doc])* ('g) &'g self,
+                $name, $on[T: Element]($($argument: $type),*) group {
                 let plain = With { comm: self, options: options::With::nothing(&self.comm) };
                 plain.$on(group, $($argument),*)
             } }
@@ -510,7 +526,7 @@ macro_rules! operations {
 
         /// Collectives with options.
         impl<'g> With<'g, '_> {$(
-            forms! { $(#[$doc])* () self, $name, $on($($argument: $type),*) group {
+            forms! { $(#[$doc])* () self, $name, $on[T: Element]($($argument: $type),*) group {
                 let comm = self.comm;
                 self.options.refuse_record(group.captured.is_some())?;
                 let ($comm, $group) = (comm, On { group, stream: group.enter(comm)? });
@@ -532,11 +548,12 @@ macro_rules! operations {
 /// Defines a method that queues an operation, and the one for a group that it calls.
 macro_rules! forms {
     ($(#[$doc:meta])* ($($life:lifetime)?) $(&$borrow:lifetime)? $self:ident, $name:ident,
-        $on:ident($($argument:ident: $type:ty),*) $group:ident { $($body:tt)* }) => {
+        $on:ident[$($generics:tt)*]($($argument:ident: $type:ty),*)
+        $group:ident { $($body:tt)* }) => {
         $(#[$doc])*
         ///
         /// Blocks: never. Fails if a length is wrong, or if the communicator has failed.
-        pub fn $name<$($life,)? T: Element>(
+        pub fn $name<$($life,)? $($generics)*>(
             $(&$borrow)? $self,
             $($argument: $type),*
         ) -> Result<()> {
@@ -545,7 +562,7 @@ macro_rules! forms {
 
         #[doc = concat!("Puts [`", stringify!($name), "`](Self::", stringify!($name), ")")]
         /// into a group, at whose end it is launched.
-        pub fn $on<$($life,)? T: Element>(
+        pub fn $on<$($life,)? $($generics)*>(
             $(&$borrow)? $self,
             $group: &Group<'g>,
             $($argument: $type),*
@@ -554,6 +571,11 @@ macro_rules! forms {
         }
     };
 }
+
+// Behind the macro that it uses.
+mod window;
+
+pub use window::Window;
 
 operations! { configured:
     /// Leaves the reduction of all ranks' inputs in every rank's output, which is as long.
@@ -662,4 +684,68 @@ operations! { plain:
     recv, recv_on: |_, group| (data: &'g mut impl DevicePtrMut<T>, peer: usize) {
         let (count, to) = (data.len(), group.output(data));
     } ncclRecv(to, count, type_of::<T>(), number(peer));
+}
+
+operations! { plain:
+    /// Gathers the inputs of all ranks, of different lengths, in the parts of every rank's output.
+    all_gather_v, all_gather_v_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: &'g mut impl DevicePtrMut<T>, parts: Parts<'_>
+    ) {
+        let (counts, displs) = comm.comm.parts("all_gather_v", ("output", output.len()), parts)?;
+        let (count, from, to) = (input.len(), group.input(input), group.output(output));
+    } oxcclAllGatherv(from, count, to, counts, displs, type_of::<T>());
+
+    /// Leaves this rank's block of the reduction of all ranks' inputs in its output, where the
+    /// block of rank `r` has `counts[r]` elements. The input has all blocks one behind the other;
+    /// all ranks pass the same counts.
+    reduce_scatter_v, reduce_scatter_v_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: &'g mut impl DevicePtrMut<T>, counts: &[usize],
+        op: impl Reduction<T>
+    ) {
+        comm.comm.counts("reduce_scatter_v", counts, input.len(), output.len())?;
+        let (from, to) = (group.input(input), group.output(output));
+    } oxcclReduceScatterv(from, to, counts.as_ptr(), type_of::<T>(), op.number());
+
+    /// Sends part `r` of this rank's input to rank `r`, and leaves what comes from rank `r` in part
+    /// `r` of the output.
+    all_to_all_v, all_to_all_v_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, sent: Parts<'_>, output: &'g mut impl DevicePtrMut<T>,
+        received: Parts<'_>
+    ) {
+        let sent = comm.comm.parts("all_to_all_v", ("input", input.len()), sent)?;
+        let received = comm.comm.parts("all_to_all_v", ("output", output.len()), received)?;
+        let (from, to) = (group.input(input), group.output(output));
+    } oxcclAlltoAllv(from, sent.0, sent.1, to, received.0, received.1, type_of::<T>());
+
+    /// Gathers the inputs of all ranks, of different lengths, in the parts of the output of rank
+    /// `root`. The other ranks' output is ignored.
+    gather_v, gather_v_on: |comm, group| (
+        input: &'g impl DevicePtr<T>, output: Option<(&'g mut impl DevicePtrMut<T>, Parts<'_>)>,
+        root: usize
+    ) {
+        let (to, counts, displs) = match comm.comm.at_root("gather_v", "output", output, root)? {
+            Some((output, parts)) => {
+                let parts = comm.comm.parts("gather_v", ("output", output.len()), parts)?;
+                (group.output(output), parts.0, parts.1)
+            }
+            None => (null_mut(), null(), null()),
+        };
+        let (count, from) = (input.len(), group.input(input));
+    } oxcclGatherv(from, count, to, counts, displs, type_of::<T>(), number(root));
+
+    /// Leaves part `r` of the input of rank `root` in the output of rank `r`. The other ranks'
+    /// input is ignored.
+    scatter_v, scatter_v_on: |comm, group| (
+        input: Option<(&'g impl DevicePtr<T>, Parts<'_>)>, output: &'g mut impl DevicePtrMut<T>,
+        root: usize
+    ) {
+        let (from, counts, displs) = match comm.comm.at_root("scatter_v", "input", input, root)? {
+            Some((input, parts)) => {
+                let parts = comm.comm.parts("scatter_v", ("input", input.len()), parts)?;
+                (group.input(input), parts.0, parts.1)
+            }
+            None => (null(), null(), null()),
+        };
+        let (count, to) = (output.len(), group.output(output));
+    } oxcclScatterv(from, counts, displs, to, count, type_of::<T>(), number(root));
 }

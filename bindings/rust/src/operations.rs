@@ -279,10 +279,7 @@ plain:
     reduce_scatter_v, reduce_scatter_v_on: |comm| (
         input: &'a [T], output: &'a mut [T], counts: &[usize], op: impl Reduction<T>
     ) {
-        equal("reduce_scatter_v", "counts", counts.len(), comm.size())?;
-        let all = counts.iter().fold(0, |sum: usize, &count| sum.saturating_add(count));
-        equal("reduce_scatter_v", "input", input.len(), all)?;
-        equal("reduce_scatter_v", "output", output.len(), counts[comm.rank()])?;
+        comm.counts("reduce_scatter_v", counts, input.len(), output.len())?;
     } oxcclReduceScatterv(of(input), to(output), counts.as_ptr(), type_of::<T>(), op.number());
 
     /// Replaces this rank's block of a buffer by the reduction of all ranks'. The buffer has the
@@ -427,8 +424,22 @@ impl Comm {
         (data.as_mut_ptr().wrapping_add(displ).cast(), len)
     }
 
+    /// Checks that an input has the blocks of all ranks, and an output that of this rank.
+    pub(crate) fn counts(
+        &self,
+        call: &str,
+        counts: &[usize],
+        input: usize,
+        output: usize,
+    ) -> Result<()> {
+        equal(call, "counts", counts.len(), self.size())?;
+        let all = counts.iter().fold(0, |sum: usize, &count| sum.saturating_add(count));
+        equal(call, "input", input, all)?;
+        equal(call, "output", output, counts[self.rank()])
+    }
+
     /// Checks that the parts of all ranks lie within a buffer; returns them for C.
-    fn parts(
+    pub(crate) fn parts(
         &self,
         call: &str,
         (argument, len): (&str, usize),

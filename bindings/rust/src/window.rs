@@ -5,14 +5,13 @@ use crate::call::{check, number};
 use crate::comm::Comm;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::operations::forms;
+use crate::operations::{forms, type_of};
 use crate::scope::{Scope, run};
 use capi::nccl::types::{NCCL_WIN_DEFAULT, ncclWaitSignalDesc_t};
 use capi::nccl::window::{
     ncclCommWindowDeregister, ncclCommWindowRegister, ncclPutSignal, ncclSignal, ncclWaitSignal,
 };
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{null_mut, without_provenance_mut};
 
@@ -91,6 +90,23 @@ pub struct Signals {
     pub count: usize,
 }
 
+/// Returns the offset of an element of a window in bytes.
+pub(crate) fn put_offset<T: Element>(at: usize) -> Result<usize> {
+    let wrong = || Error::argument("put", "at", &format!("is {at}"), "an element of the window");
+    at.checked_mul(size_of::<T>()).ok_or_else(wrong)
+}
+
+/// Returns signals as C has them.
+pub(crate) fn signal_descriptors(signals: &[Signals]) -> Vec<ncclWaitSignalDesc_t> {
+    let desc = |signals: &Signals| ncclWaitSignalDesc_t {
+        opCnt: number(signals.count),
+        peer: number(signals.from),
+        sigIdx: number(signals.signal),
+        ctx: 0,
+    };
+    signals.iter().map(desc).collect()
+}
+
 /// Operations of one rank on another one of its host.
 impl Comm {
     /// Writes elements into the window of rank `peer`, from its element `at` on, and then counts up
@@ -126,11 +142,8 @@ impl Comm {
         at: usize,
         signal: usize,
     ) -> Result<()> {
-        let (got, expected) = (format!("is {at}"), "an element of the window");
-        let wrong = || Error::argument("put", "at", &got, expected);
-        let offset = at.checked_mul(size_of::<T>()).ok_or_else(wrong)?;
-        let window = without_provenance_mut(window.handle);
-        let (len, dtype, signal) = (data.len(), MaybeUninit::new(T::TYPE), number(signal));
+        let (offset, window) = (put_offset::<T>(at)?, without_provenance_mut(window.handle));
+        let (len, dtype, signal) = (data.len(), type_of::<T>(), number(signal));
         let (data, peer, stream) = (data.as_ptr().cast(), number(peer), scope.enter(self)?);
         // SAFETY: the elements are borrowed until the scope ends, which waits for the stream; what
         // is written there is the caller's to promise.
@@ -154,13 +167,7 @@ impl Comm {
         /// Waits for signals; in a scope, what follows on its stream waits.
         ('a) &'a self, wait_signals, wait_signals_on[](signals: &[Signals]) scope {
             let stream = scope.enter(self)?;
-            let desc = |signals: &Signals| ncclWaitSignalDesc_t {
-                opCnt: number(signals.count),
-                peer: number(signals.from),
-                sigIdx: number(signals.signal),
-                ctx: 0,
-            };
-            let mut list: Vec<_> = signals.iter().map(desc).collect();
+            let mut list = signal_descriptors(signals);
             let (count, list) = (number(list.len()), list.as_mut_ptr());
             // SAFETY: the list has so many descriptors, which are read before the call returns.
             check(unsafe { ncclWaitSignal(count, list, self.raw(), stream) })

@@ -73,7 +73,6 @@ const RUST: Exceptions = &[
     ("ncclCommMemStats", "NCCL_DEBUG=INFO tells it"),
     ("ncclGetErrorString", "oxcclLastError has a better text"),
     ("ncclGetVersion", "the library is a part of the program, which cargo knows the version of"),
-    ("oxcclCommByCopyEngines", "windows, which they serve, are in host memory"),
     ("oxcclDeviceCount", "cudarc counts GPUs"),
     ("oxcclGetVersion", "as ncclGetVersion"),
     ("oxcclGraphExecUpdate", "a graph ends with its scope: another one takes its place"),
