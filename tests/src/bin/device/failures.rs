@@ -1,5 +1,6 @@
 //! What goes wrong is told, on all ranks and in time.
 
+use crate::options::sum_until;
 use crate::rank::{
     Call, Memory, Outcome, Rank, group, last_error, ok, on_gpu, one, stream, sum, words,
 };
@@ -13,11 +14,15 @@ use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 
 pub(crate) fn abort_now(rank: &Rank) -> Outcome {
+    abort_within(rank, Duration::from_secs(2))
+}
+
+fn abort_within(rank: &Rank, limit: Duration) -> Outcome {
     let start = Instant::now();
     // SAFETY: a living handle.
     ok(unsafe { ncclCommAbort(rank.comm) })?;
     match start.elapsed() {
-        long if long > Duration::from_secs(2) => Err(format!("abort took {long:?}")),
+        long if long > limit => Err(format!("abort took {long:?}")),
         _ => Ok(()),
     }
 }
@@ -93,6 +98,35 @@ pub(crate) fn crossed(ranks: &[Rank]) -> Outcome {
         .try_for_each(|call| ok(rank.call(call, memory.at, to)).and_then(|()| rank.synchronize()));
     told(rank, &["broadcast", "root"])?;
     abort_now(rank)
+}
+
+/// Two ranks broadcast from different roots: each from the other one, so that both wait, or each
+/// from itself, so that none waits before the sum that follows. Both are told of both roots.
+pub(crate) fn two_roots(ranks: &[Rank]) -> Outcome {
+    const ROOM: usize = 1 << 19;
+    let rank = one(ranks)?;
+    let memory = Memory::new(2 * ROOM)?;
+    for (count, from_itself) in [1, 100, 10_000].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+        let pair = rank.split(if rank.rank < 2 { 0 } else { -1 })?;
+        let Some(pair) = pair else { continue };
+        let root = |of: i32| if from_itself { of } else { 1 - of };
+        pair.upload(memory.part(ROOM), &vec![0xa5; ROOM])?;
+        let call = Call { collective: Collective::Broadcast, root: root(pair.rank), ..sum(count) };
+        // Who comes late hears of it at the call.
+        let mut called = ok(pair.call(call, memory.at, memory.part(ROOM)));
+        if from_itself {
+            called = called.and_then(|()| ok(pair.call(sum(count), memory.at, memory.part(ROOM))));
+        }
+        let part = |of| format!("rank {of} calls broadcast of {count} × int32, root {}", root(of));
+        told(&pair, &[&part(0), &part(1)])
+            .map_err(|e| format!("{e}; from itself: {from_itself}, called: {called:?}"))?;
+        abort_now(&pair)?;
+        if !from_itself {
+            pair.expect(memory.part(ROOM), &vec![0xa5; ROOM])?;
+        }
+    }
+    total(rank, &memory)?;
+    rank.leave()
 }
 
 /// Rank 0 sends to who calls something else; it may wait for nobody, but hears of it.
@@ -218,6 +252,39 @@ pub(crate) fn limit(ranks: &[Rank]) -> Outcome {
         error if error != ncclResult_t::ncclSuccess && rank.rank != 0 => Err(format!("{error:?}")),
         _ => abort_now(rank),
     }
+}
+
+/// The last rank takes no part in a sum of the others, which has a deadline: its own, or on GPUs,
+/// which refuse that, the limit of the communicator.
+pub(crate) fn deadline(ranks: &[Rank]) -> Outcome {
+    const LIMIT: Duration = Duration::from_millis(400);
+    const SLACK: Duration = Duration::from_secs(3);
+    let rank = one(ranks)?;
+    let last = rank.nranks - 1;
+    let memory = Memory::new(1 << 20)?;
+    total(rank, &memory)?;
+    let (start, to) = (Instant::now(), memory.part(1 << 19));
+    if rank.rank != last {
+        let called = if on_gpu() {
+            // SAFETY: a living handle.
+            ok(unsafe { oxcclCommSetTimeout(rank.comm, LIMIT.as_nanos() as i64) })?;
+            rank.call(sum(1000), memory.at, to)
+        } else {
+            sum_until(rank, LIMIT.as_millis() as i32, (memory.at, to))
+        };
+        // Who comes late hears of it at the call.
+        let _ = ok(called);
+    }
+    told(rank, &[&format!("rank {last}")])?;
+    let took = start.elapsed();
+    // Another rank may have called, and given up, a moment before.
+    if took < LIMIT / 2 || took > LIMIT + SLACK {
+        return Err(format!("rank {} was told after {took:?}", rank.rank));
+    }
+    abort_within(rank, Duration::from_secs(1))?;
+    // The buffers belong to this rank again.
+    rank.upload(to, &words(5, 1000))?;
+    rank.expect(to, &words(5, 1000))
 }
 
 /// The last rank aborts a communicator on which all is done, as a program may that ends without

@@ -97,14 +97,23 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// A call with a deadline, which a GPU refuses.
-fn deadline(rank: &Rank, buffers: (*const c_void, *mut c_void)) -> Outcome {
+/// Calls a sum of 1000 integers with a deadline.
+pub(crate) fn sum_until(
+    rank: &Rank,
+    deadline_ms: c_int,
+    buffers: (*const c_void, *mut c_void),
+) -> ncclResult_t {
     let option = oxcclCallOption_t::oxcclOptionDeadlineMs as c_int;
     let key = ncclConfigExtKey_t { vendorId: OXCCL_VENDOR_ID, optionId: option };
-    let val = ncclConfigExtValue_t { i: 60_000 };
+    let val = ncclConfigExtValue_t { i: deadline_ms };
     let mut ext = ncclConfigExt { next: null_mut(), key, val };
     let config = ncclCollConfig_t { ext: &mut ext, ..ncclCollConfig_t::default() };
-    let called = call(rank, 0, 1000, buffers, &config);
+    call(rank, 0, 1000, buffers, &config)
+}
+
+/// A call with a deadline, which a GPU refuses.
+fn deadline(rank: &Rank, buffers: (*const c_void, *mut c_void)) -> Outcome {
+    let called = sum_until(rank, 60_000, buffers);
     if devices().0 == oxcclDeviceKind_t::oxcclDeviceHost {
         ok(called)?;
         return rank.synchronize();
