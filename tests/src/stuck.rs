@@ -2,7 +2,7 @@
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::comm::{Communicator, Holder, Options};
-use oxccl_runtime::device::host::event::Event;
+use oxccl_runtime::device::host::event::Record;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::Work;
 use oxccl_runtime::op::{Call, Transfer};
@@ -108,7 +108,7 @@ pub fn play(
         ("skip", false) => caller.run(comm, Collective::AllReduce, 0)?,
         ("stream", true) => {
             // Nobody records the event.
-            let never = Work::Wait(Arc::new(Event::default()), 1);
+            let never = Work::Wait(Arc::new(Record::default()));
             caller.stream.enqueue(never, true)?;
             caller.run(comm, Collective::Reduce, root)?;
         }

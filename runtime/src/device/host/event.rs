@@ -1,50 +1,51 @@
 //! Events: positions in streams. Streams wait for them, and times between them are measured.
 
 use super::graph::Captured;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
+
+/// One record of an event, with the time at which its stream has reached it.
+#[derive(Debug, Default)]
+pub struct Record(OnceLock<Instant>);
+
+impl Record {
+    /// Notes that the stream has reached the record.
+    pub(super) fn reach(&self) {
+        self.0.get_or_init(Instant::now);
+    }
+
+    /// Returns whether the stream has reached the record.
+    pub(super) fn is_reached(&self) -> bool {
+        self.0.get().is_some()
+    }
+}
 
 /// An event of the host device.
 #[derive(Default)]
-pub struct Event {
-    /// The numbers of the last record called and of the last record that its stream has reached.
-    announced: AtomicU64,
-    reached: AtomicU64,
-    inner: Mutex<Inner>,
-}
+pub struct Event(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    at: Option<Instant>,
+    /// The last record that was called, on whichever stream.
+    last: Option<Arc<Record>>,
     captured: Option<Captured>,
 }
 
 impl Event {
-    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(|e| e.into_inner())
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Notes the call of a record and returns the number of the record.
-    pub(super) fn announce(&self) -> u64 {
-        self.inner().captured = None;
-        self.announced.fetch_add(1, Ordering::AcqRel) + 1
+    /// Notes the call of a record and returns it.
+    pub(super) fn announce(&self) -> Arc<Record> {
+        let record = Arc::default();
+        *self.inner() = Inner { last: Some(Arc::clone(&record)), captured: None };
+        record
     }
 
-    /// Returns the number of the last record that was called.
-    pub(super) fn announced(&self) -> u64 {
-        self.announced.load(Ordering::Acquire)
-    }
-
-    /// Notes that the stream has reached a record.
-    pub(super) fn reach(&self, number: u64) {
-        self.inner().at = Some(Instant::now());
-        self.reached.fetch_max(number, Ordering::AcqRel);
-    }
-
-    /// Returns whether the stream has reached a record.
-    pub(super) fn reached(&self, number: u64) -> bool {
-        self.reached.load(Ordering::Acquire) >= number
+    /// Returns the last record that was called, unless its stream has reached it.
+    pub(super) fn ahead(&self) -> Option<Arc<Record>> {
+        self.inner().last.clone().filter(|record| !record.is_reached())
     }
 
     /// Makes the event stand for a point of a capture.
@@ -63,15 +64,12 @@ impl Event {
 
     /// Returns whether the stream has reached the last record; true if there is no record.
     pub fn query(&self) -> bool {
-        self.reached(self.announced())
+        self.ahead().is_none()
     }
 
     /// Returns the time from `earlier` to this event; `None` if a stream has not reached both.
     pub fn since(&self, earlier: &Event) -> Option<Duration> {
-        if !self.query() || !earlier.query() {
-            return None;
-        }
-        let (from, to) = (earlier.inner().at?, self.inner().at?);
-        Some(to.saturating_duration_since(from))
+        let at = |event: &Event| event.inner().last.as_ref()?.0.get().copied();
+        Some(at(self)?.saturating_duration_since(at(earlier)?))
     }
 }

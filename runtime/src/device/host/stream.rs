@@ -332,8 +332,7 @@ impl Stream {
             capture.record(event);
             return Ok(());
         }
-        let number = event.announce();
-        self.enqueue(Work::Record(event.clone(), number), true)
+        self.enqueue(Work::Record(event.announce()), true)
     }
 
     /// Makes later work wait for the last record of an event.
@@ -353,17 +352,29 @@ impl Stream {
             return Err(Error::usage(what, "record the event in the same capture"));
         }
         drop(queue);
-        let number = event.announced();
-        if event.reached(number) {
-            return Ok(());
-        }
-        self.enqueue(Work::Wait(event.clone(), number), true)
+        event.ahead().map_or(Ok(()), |record| self.enqueue(Work::Wait(record), true))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::host::event::Record;
+
+    #[test]
+    fn a_stream_waits_for_the_record_that_was_the_last_one_when_it_was_told_to() {
+        let event = Arc::new(Event::default());
+        let [first, second, waiting] = [(); 3].map(|()| Stream::new());
+        let held = Arc::<Record>::default();
+        first.enqueue(Work::Wait(held.clone()), false).unwrap();
+        first.record(&event).unwrap();
+        waiting.wait_event(&event).unwrap();
+        second.record(&event).unwrap();
+        second.synchronize(None).unwrap();
+        assert!(event.query() && !waiting.query().unwrap() && !first.query().unwrap());
+        held.reach();
+        assert!(waiting.synchronize(None).unwrap() && first.synchronize(None).unwrap());
+    }
 
     #[test]
     fn who_waits_for_a_profiler_that_does_not_return_is_told_why_its_communicator_failed() {

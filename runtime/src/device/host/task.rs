@@ -2,7 +2,7 @@
 
 use super::collective::{self, Budget, Visit};
 use super::endpoint::Endpoint;
-use super::event::Event;
+use super::event::Record;
 use super::exchange::Exchange;
 use super::graph::{Graph, GraphRun};
 use super::one_sided::OneSidedTask;
@@ -58,9 +58,9 @@ pub enum Work {
     /// A fill of this many bytes.
     Set(Address, u8, usize),
     /// A record of an event.
-    Record(Arc<Event>, u64),
+    Record(Arc<Record>),
     /// A wait for a record of an event.
-    Wait(Arc<Event>, u64),
+    Wait(Arc<Record>),
     /// A call of a function.
     Function(HostFunction),
     /// A run of a graph.
@@ -142,9 +142,9 @@ pub enum Task {
     /// Work that is not carried out, and why.
     Abandoned(Error),
     /// A [`Work::Record`].
-    Record(Arc<Event>, u64),
+    Record(Arc<Record>),
     /// A [`Work::Wait`].
-    Wait(Arc<Event>, u64),
+    Wait(Arc<Record>),
     /// A [`Work::Function`]; the flag is set once the function has returned.
     Function(HostFunction, Option<Arc<AtomicBool>>),
     /// A [`Work::Graph`] under way.
@@ -183,8 +183,8 @@ impl Task {
             Work::Operation(endpoint, operation) => Self::operation(endpoint, operation, stream),
             Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
             Work::Set(to, value, bytes) => Task::Set(to, value, bytes, 0),
-            Work::Record(event, number) => Task::Record(event, number),
-            Work::Wait(event, number) => Task::Wait(event, number),
+            Work::Record(record) => Task::Record(record),
+            Work::Wait(record) => Task::Wait(record),
             Work::Function(function) => Task::Function(function, None),
             Work::Graph(graph) => Task::Graph(Box::new(GraphRun::start(&graph)?)),
             Work::Notify(notice) => Task::Notify(notice),
@@ -222,7 +222,7 @@ impl Task {
             }
             Task::Called(endpoint, ..) => endpoint.rank.fail(error.clone()),
             Task::Running(operation) => operation.endpoint.rank.fail(error.clone()),
-            Task::Record(event, number) => event.reach(*number),
+            Task::Record(record) => record.reach(),
             Task::Graph(graph) => graph.abandon(error),
             _ => {}
         }
@@ -267,11 +267,11 @@ impl Task {
                 stretch(*bytes, done, n)
             }
             Task::Abandoned(error) => Step::Done(Err(error.clone())),
-            Task::Record(event, number) => {
-                event.reach(*number);
+            Task::Record(record) => {
+                record.reach();
                 Step::Done(Ok(()))
             }
-            Task::Wait(event, number) if event.reached(*number) => Step::Done(Ok(())),
+            Task::Wait(record) if record.is_reached() => Step::Done(Ok(())),
             Task::Wait(..) => Step::Waiting { moved: false },
             Task::Function(function, flag) => match flag {
                 None => match worker::call(*function) {
