@@ -50,6 +50,15 @@ static inline ncclResult_t enter(const char *function) {
     if (entered) return entered;            \
   } while (0)
 
+/* What the net plugin tells the profiler of a message, in a format of this number. */
+#define NET_EVENTS 0x70001
+struct net_event {
+  const void *connection;
+  int sends, tag;
+  /* The number of the message among those of the connection that have an event, and its bytes. */
+  unsigned long number, size;
+};
+
 /* Whether anything else begins or ends the plugin meanwhile. */
 static inline int overlaps(void) {
   static int inside;

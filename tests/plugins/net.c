@@ -6,7 +6,7 @@
  * (either) or only-dma-buf has it take memory of GPUs, which it copies with CUDA; what has come is there
  * only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has accept block until somebody connects, and
  * the first isend until it was accepted; it tells no sizes of messages, and only lets the oldest request of
- * a connection be tested. FIXTURE=slow takes a message 20 ms after it is asked first, and is done with it
+ * a connection be tested. From version 10 on it tells a profiler of each message. FIXTURE=slow takes a message 20 ms after it is asked first, and is done with it
  * 20 ms after that; slower is done with it after 200 ms. FIXTURE=capacity tells the size of the place as
  * that of a message. FIXTURE=null region gives no handles of memory, as NCCL's own sockets do; null send and
  * null receive take no message after the first FIXTURE_AFTER. Where a rank connects with FIXTURE=stranger
@@ -33,6 +33,10 @@
 #define MEDIUM 100000
 
 static ncclDebugLogger_t logger;
+#if VERSION >= 10
+static ncclProfilerCallback_t profiler;
+enum { START, STOP, UPDATE, UPDATE_AND_STOP };
+#endif
 static int open_objects[5];
 enum { CONTEXT, LISTENER, CONNECTION, REGION, REQUEST };
 static const char *const object_names[] = {"contexts", "listeners", "connections", "regions",
@@ -131,8 +135,8 @@ static ncclResult_t start(ncclDebugLogger_t log) {
 #if VERSION <= 9
 static ncclResult_t init(ncclDebugLogger_t log) { return start(log); }
 #elif VERSION == 10
-static ncclResult_t init(ncclDebugLogger_t log, ncclProfilerCallback_t profiler) {
-  (void)profiler;
+static ncclResult_t init(ncclDebugLogger_t log, ncclProfilerCallback_t callback) {
+  profiler = callback;
   return start(log);
 }
 #else
@@ -140,9 +144,10 @@ static ncclResult_t init(ncclDebugLogger_t log, ncclProfilerCallback_t profiler)
 static __thread int *context;
 
 static ncclResult_t init(void **ctx, uint64_t commId, V(ncclNetCommConfig) * config,
-                         ncclDebugLogger_t log, ncclProfilerCallback_t profiler) {
-  (void)commId, (void)profiler;
+                         ncclDebugLogger_t log, ncclProfilerCallback_t callback) {
+  (void)commId;
   logger = log;
+  profiler = callback;
   if (!config || config->trafficClass != -1) return wrong("the traffic class");
   ncclResult_t started = start(log);
   if (started) return started;
@@ -217,6 +222,8 @@ struct request {
   uint32_t header[2];
   int used, done;
   uint64_t capacity, began_ms;
+  void *event;
+  struct net_event told;
 };
 
 /* The most requests under way that a direction of a connection is promised to have. */
@@ -228,6 +235,10 @@ struct connection {
   struct unflushed *unflushed;
   struct request requests[MOST];
   uint64_t first, next, tested;
+  /* The messages that a profiler was told of, and what came with the message that was refused last. */
+  uint64_t told;
+  int refused;
+  void *of_refused;
 };
 
 struct region {
@@ -512,8 +523,37 @@ static int is_too_early(struct connection *of) {
   return 0;
 }
 
+/* Tells a profiler that a message begins, of which it knows as `phandle`. */
+static void begin_event(struct request *of, void *phandle) {
+#if VERSION >= 10
+  if (!phandle) return;
+  of->told = (struct net_event){of->of, of->of->sends, of->tag, of->of->told++, of->size};
+  profiler(&of->event, START, phandle, NET_EVENTS, &of->told);
+#else
+  (void)of, (void)phandle;
+#endif
+}
+
+/* Tells it that a message of this size is over, at once or in two calls. */
+static void end_event(struct request *of) {
+#if VERSION >= 10
+  if (!of->event) return;
+  of->told.size = of->size;
+  if (of->told.number % 2) {
+    profiler(&of->event, UPDATE_AND_STOP, NULL, NET_EVENTS, &of->told);
+  } else {
+    profiler(&of->event, UPDATE, NULL, NET_EVENTS, &of->told);
+    profiler(&of->event, STOP, NULL, 0, NULL);
+  }
+  /* It is over: this does nothing. */
+  profiler(&of->event, STOP, NULL, 0, NULL);
+#else
+  (void)of;
+#endif
+}
+
 static ncclResult_t post(struct connection *of, void *data, uint64_t size, int tag, void *mhandle,
-                         void **request) {
+                         void *phandle, void **request) {
   if (is("medium messages") && size > MEDIUM) return wrong("a message of more than maxP2pBytes");
   static int posts, sends;
   struct region *in = mhandle;
@@ -527,11 +567,16 @@ static ncclResult_t post(struct connection *of, void *data, uint64_t size, int t
   if (of->sends && rank && !getenv("FIXTURE_CROWD") && tag != atoi(rank)) return wrong("the tag of a send");
   if (is(of->sends ? "null send" : "null receive") && is_late(&posts)) return ncclSuccess;
   if (of->sends && is("resets") && is_late(&sends)) reset(of);
+  if (of->refused && of->of_refused != phandle) return wrong("another message after one that was refused");
+  of->refused = 1;
+  of->of_refused = phandle;
   struct request *made = &of->requests[of->next % MOST];
   if (made->used || (is("reluctant") && ++of->looks % 3) || is_too_early(of)) return ncclSuccess;
   *made = (struct request){.of = of, .in = in, .data = data, .tag = tag, .size = size, .used = 1};
   made->capacity = size;
   made->began_ms = now_ms();
+  of->refused = 0;
+  begin_event(made, phandle);
   if (in && in->on_gpu) {
     made->on_gpu = data;
     made->data = malloc(size);
@@ -555,19 +600,18 @@ typedef size_t message_size;
 #if VERSION >= 10
 #define PROFILED void *phandle,
 #define PROFILED_ALL void **phandles,
-#define IGNORE_PROFILED (void)phandle
-#define IGNORE_ALL_PROFILED (void)phandles
+#define EVENT phandle
+#define FIRST_EVENT phandles[0]
 #else
 #define PROFILED
 #define PROFILED_ALL
-#define IGNORE_PROFILED (void)0
-#define IGNORE_ALL_PROFILED (void)0
+#define EVENT NULL
+#define FIRST_EVENT NULL
 #endif
 
 static ncclResult_t isend(void *sendComm, void *data, message_size size, int tag, void *mhandle,
                           PROFILED void **request) {
   ENTER("isend");
-  IGNORE_PROFILED;
   struct connection *of = sendComm;
   if (of->unaccepted) {
     char accepted;
@@ -575,15 +619,14 @@ static ncclResult_t isend(void *sendComm, void *data, message_size size, int tag
     if (read(of->fd, &accepted, 1) != 1) return ncclSystemError;
     of->unaccepted = 0;
   }
-  return post(sendComm, data, (uint64_t)size, tag, mhandle, request);
+  return post(sendComm, data, (uint64_t)size, tag, mhandle, EVENT, request);
 }
 
 static ncclResult_t irecv(void *recvComm, int n, void **data, message_size *sizes, int *tags,
                           void **mhandles, PROFILED_ALL void **request) {
   ENTER("irecv");
-  IGNORE_ALL_PROFILED;
   if (n != 1) return wrong("several messages at once");
-  return post(recvComm, data[0], (uint64_t)sizes[0], tags[0], mhandles[0], request);
+  return post(recvComm, data[0], (uint64_t)sizes[0], tags[0], mhandles[0], FIRST_EVENT, request);
 }
 
 static ncclResult_t iflush(void *recvComm, int n, void **data, int *sizes, void **mhandles,
@@ -632,6 +675,7 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
   if (!of->done) return ncclSuccess;
   if (of->of->sends && now_ms() - of->began_ms < slow_ms()) return ncclSuccess;
   *done = 1;
+  end_event(of);
   if (is("capacity")) of->size = of->capacity;
   if (sizes && !is("strict")) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;
   of->used = 0;

@@ -1,7 +1,7 @@
 /* A profiler plugin of the version VERSION. It checks how it is used: parents, names, the order of
- * states, the end of each event. FIXTURE may also be `no handles` or `null context`. FIXTURE_MASK is the
+ * states, the end of each event, and that what the net plugin tells is part of the right message. FIXTURE may also be `no handles` or `null context`. FIXTURE_MASK is the
  * sum of the kinds of events that it asks for. FIXTURE_REPORT is a file to which the kinds of events are
- * appended, and what is missing. */
+ * appended, what is missing, and the messages of each lane that the net plugin has told of. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -23,6 +23,17 @@ static struct context *context_of(void *ctx) {
   return ctx ? NULL : &unmade;
 }
 
+/* The messages with a peer in one direction. */
+struct lane {
+  struct context *in;
+  int rank, peer, sends, channel;
+  /* That of the net plugin which has them. */
+  const void *connection;
+  unsigned long steps, parts, bytes;
+};
+#define MOST_LANES 4096
+static struct lane lanes[MOST_LANES];
+
 struct event {
   struct context *in;
   uint64_t kind, begin_ns;
@@ -31,7 +42,13 @@ struct event {
   /* Of the messages in a direction: whether they are sent, how many there are, and their most bytes. */
   int sends, steps;
   size_t most;
+  struct lane *lane;
+  /* Of a message: its number in the lane, its bytes, its part and the bytes of that, with a header. */
+  unsigned long number, bytes, of_part;
+  struct event *part;
 };
+/* The bytes of a message beside its data. */
+#define HEADER 16
 
 /* Events are kept until the end, so that late uses are noticed. */
 #define MOST 100000
@@ -54,6 +71,26 @@ static int number(uint64_t kind) {
   return -1;
 }
 
+static struct lane *lane_of(struct context *in, int rank, int peer, int sends, int channel) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&lock);
+  struct lane *of = lanes;
+  for (; of->in; of++)
+    if (of->in == in && of->peer == peer && of->sends == sends && of->channel == channel) break;
+  if (!of->in) *of = (struct lane){.in = in, .rank = rank, .peer = peer, .sends = sends, .channel = channel};
+  pthread_mutex_unlock(&lock);
+  return of;
+}
+
+static void report_lanes(FILE *to) {
+  for (struct lane *of = lanes; of->in; of++) {
+    if (!of->connection) continue;
+    int from = of->sends ? of->rank : of->peer, at = of->sends ? of->peer : of->rank;
+    fprintf(to, "lane %d of %d to %d: %lu messages, %lu bytes\n", of->channel, from, at, of->parts, of->bytes);
+    if (of->steps != of->parts) fprintf(to, "%lu messages are left out\n", of->steps - of->parts);
+  }
+}
+
 __attribute__((destructor)) static void report(void) {
   const char *file = getenv("FIXTURE_REPORT");
   FILE *to = file ? fopen(file, "a") : NULL;
@@ -68,6 +105,7 @@ __attribute__((destructor)) static void report(void) {
   if (told && told != channels) fprintf(to, "%d channels are left out\n", channels - told);
 #endif
   if (captured) fprintf(to, "captured\n");
+  report_lanes(to);
   fprintf(to, "ended\n");
   fclose(to);
 }
@@ -124,6 +162,33 @@ static void tagged(const char *what, uint64_t tag) {
 
 #define PARENT(child, of) ((child) && (child)->kind == (of))
 
+#if VERSION >= 3
+/* What the net plugin tells belongs to the message at its place in the lane of its connection. */
+static void check_part(const V(ncclProfilerEventDescr) * of, struct event *parent) {
+  const struct net_event *told = of->netPlugin.data;
+  if (of->netPlugin.id != NET_EVENTS) wrong("the format of what a net plugin tells");
+  if (!PARENT(parent, ncclProfileProxyStep) || parent->over) {
+    wrong("a part of no message");
+    return;
+  }
+  struct lane *lane = parent->lane;
+  if (!lane->connection) lane->connection = told->connection;
+  for (struct lane *other = lanes; other->in; other++)
+    if (other != lane && other->connection == told->connection && other->in->mark == MARK)
+      wrong("the lane of a connection");
+  if (lane->connection != told->connection || lane->sends != told->sends) wrong("the connection of a lane");
+  if (told->tag != (told->sends ? of->rank : lane->peer)) wrong("the peer of a message");
+  if (parent->number != told->number || parent->part) wrong("a part of another message");
+}
+
+/* The sizes of a message and its part are the same, as far as they are told. */
+static void check_size(const struct event *of) {
+  if (!of->part) return;
+  if (!of->part->over) wrong("the end of a message before that of a part");
+  if (VERSION >= 4 && (of->lane->sends || of->bytes) && of->bytes + HEADER != of->of_part) wrong("the size of a part");
+}
+#endif
+
 static void check(const V(ncclProfilerEventDescr) * of, struct event *parent) {
 #if VERSION == 1
 #define NAMED(text) ((text) < 15)
@@ -177,6 +242,9 @@ static void check(const V(ncclProfilerEventDescr) * of, struct event *parent) {
     case ncclProfileKernelCh:
       if (!PARENT(parent, ncclProfileColl) && !PARENT(parent, ncclProfileP2p)) wrong("a channel");
       break;
+    case ncclProfileNetPlugin:
+      check_part(of, parent);
+      break;
 #endif
 #if VERSION >= 5
     case ncclProfileGroupApi:
@@ -224,7 +292,15 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
   if (of->type == ncclProfileProxyOp) {
     events[at].sends = of->proxyOp.isSend;
     events[at].most = of->proxyOp.chunkSize;
+    events[at].lane = lane_of(in, of->rank, of->proxyOp.peer, of->proxyOp.isSend, of->proxyOp.channelId);
   }
+  if (of->type == ncclProfileProxyStep && parent) {
+    events[at].lane = parent->lane;
+    events[at].number = parent->lane->steps++;
+  }
+#if VERSION >= 3
+  if (of->type == ncclProfileNetPlugin && parent) parent->part = &events[at];
+#endif
   __atomic_add_fetch(&begun[kind], 1, __ATOMIC_SEQ_CST);
   *handle = &events[at];
   return ncclSuccess;
@@ -265,6 +341,14 @@ static ncclResult_t stopEvent(void *handle) {
   int sends = is_message && of->parent->sends;
   int last = sends ? ncclProfilerProxyStepSendWait : ncclProfilerProxyStepRecvGPUWait;
   if (is_message && of->state != last) return wrong("the end of a message");
+#if VERSION >= 3
+  if (is_message) check_size(of);
+  if (of->kind == ncclProfileNetPlugin) {
+    if (of->parent->over) return wrong("a part of a message without an end");
+    of->parent->lane->parts++;
+    of->parent->lane->bytes += of->parent->of_part;
+  }
+#endif
   __atomic_add_fetch(&ended[number(of->kind)], 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
 }
@@ -281,6 +365,11 @@ static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t stat
   if (state == ncclProfilerKernelChStop && args->kernelCh.pTimer < of->begin_ns) return wrong("a time");
   if (is_message && args->proxyStep.transSize > of->parent->most)
     return wrong("the size of a message");
+  if (is_message) of->bytes = args->proxyStep.transSize;
+  if (of->kind == ncclProfileNetPlugin) {
+    if (state != ncclProfilerNetPluginUpdate) return wrong("the state of a part");
+    of->parent->of_part = ((const struct net_event *)args->netPlugin.data)->size;
+  }
 #else
   (void)args;
 #endif

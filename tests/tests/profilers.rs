@@ -65,26 +65,116 @@ fn every_version_of_profilers_is_told_of_messages_between_hosts() {
     }
 }
 
+/// The net plugin tells of each message, also of those that it refuses first. The profiler checks
+/// that this belongs to the message's own step, by its lane, its number and its size.
+#[test]
+fn net_plugins_tell_of_each_message_as_a_part_of_its_step() {
+    let Some(profiler) = Plugin::compile("profiler", 7, &[]) else { return };
+    for (version, fault) in [(10, "none"), (11, "none"), (11, "reluctant"), (12, "null region")] {
+        let Some(net) = Plugin::net(version, &[]) else { return };
+        let variables = [
+            ("NCCL_PROFILER_PLUGIN", profiler.path()),
+            ("NCCL_NET_PLUGIN", net.path()),
+            ("OXCCL_RANKS_PER_NODE", "1"),
+            ("FIXTURE", fault),
+        ];
+        let ended = profiler.run(3, &["sequence", "10", "100", "200000"], &variables);
+        expect_success(&ended);
+        for Ended { output, .. } in &ended {
+            assert!(!output.contains("wrong use"), "version {version}, {fault}: {output}");
+        }
+        let report = profiler.take_report();
+        let kinds = report.matches("kind 7\n").count();
+        assert!(kinds == 3 && !report.contains("left"), "version {version}, {fault}: {report}");
+        // Both ranks of each direction tell the same.
+        let lanes: Vec<_> = report.lines().filter(|line| line.starts_with("lane ")).collect();
+        for from in 0..3 {
+            for to in (0..3).filter(|to| *to != from) {
+                let between = format!("lane 0 of {from} to {to}: ");
+                let of_both = lanes.iter().filter(|line| line.starts_with(&between));
+                assert_eq!(of_both.count(), 2, "version {version}, {fault}: {report}");
+            }
+        }
+        let is_pair = |line: &&str| lanes.iter().filter(|other| *other == line).count() == 2;
+        assert!(lanes.iter().all(is_pair), "version {version}, {fault}: {report}");
+    }
+}
+
+/// It is called by the thread that calls the net plugin, or by the plugin itself: nobody blames the
+/// net, and an abort takes no longer, which the rank checks.
+#[test]
+fn a_profiler_that_does_not_return_below_a_net_plugin_is_named_on_all_ranks() {
+    let Some(profiler) = Plugin::compile("profiler", 7, &[]) else { return };
+    let Some(net) = Plugin::net(12, &[]) else { return };
+    let functions = ["startEvent", "stopEvent", "recordEventState"];
+    std::thread::scope(|scope| {
+        let cases = functions.into_iter().flat_map(|f| ["failure", "abort"].map(|how| (f, how)));
+        for (function, how) in cases {
+            let (profiler, net) = (&profiler, &net);
+            scope.spawn(move || {
+                let fault = format!("{function}=hang");
+                let variables = [
+                    ("NCCL_PROFILER_PLUGIN", profiler.path()),
+                    ("NCCL_NET_PLUGIN", net.path()),
+                    ("OXCCL_RANKS_PER_NODE", "1"),
+                    ("FIXTURE", fault.as_str()),
+                    ("FIXTURE_RANK", "1"),
+                    ("FIXTURE_AFTER", "61"),
+                    // Messages and their parts alone, but for what contains them.
+                    ("FIXTURE_MASK", "128"),
+                ];
+                let ended = profiler.run(3, &["beside", how], &variables);
+                if how == "abort" {
+                    return expect_success(&ended);
+                }
+                let text = format!("{function} of profiler plugin Fixture (");
+                for (rank, Ended { status, output }) in ended.iter().enumerate() {
+                    assert!(status.is_some_and(|s| s != 0), "{fault} {rank}: {output}");
+                    let named = |line: &str| {
+                        line.contains(&text) && line.contains("has not returned for 10 s")
+                    };
+                    assert!(output.lines().any(named), "{fault} {rank}: {output}");
+                    let blames = output.contains(" of net plugin Fixture (");
+                    assert!(!blames, "{fault} {rank}: {output}");
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn a_profiler_is_told_of_what_it_asks_for_with_all_that_contains_it() {
     let Some(plugin) = Plugin::compile("profiler", 7, &[]) else { return };
+    let Some(net) = Plugin::net(11, &[]) else { return };
     // The kinds that are asked for, and those that come, on one host and on two.
-    for (mask, per_node, kinds) in [
-        ("0", "2", &[][..]),
-        ("256", "2", &[8]),
-        ("64", "2", &[0, 1, 2, 6, 8, 9, 10]),
-        ("8", "1", &[0, 1, 2, 3, 8, 9, 10]),
-        ("16", "1", &[0, 1, 2, 3, 4, 8, 9, 10]),
-        ("64", "1", &[0, 1, 2, 6, 8, 9, 10]),
+    for (mask, per_node, net, kinds) in [
+        ("0", "2", "none", &[][..]),
+        ("256", "2", "none", &[8]),
+        ("64", "2", "none", &[0, 1, 2, 6, 8, 9, 10]),
+        ("8", "1", "none", &[0, 1, 2, 3, 8, 9, 10]),
+        ("16", "1", "none", &[0, 1, 2, 3, 4, 8, 9, 10]),
+        ("64", "1", "none", &[0, 1, 2, 6, 8, 9, 10]),
+        ("8", "1", net.path(), &[0, 1, 2, 3, 8, 9, 10]),
+        ("16", "1", net.path(), &[0, 1, 2, 3, 4, 8, 9, 10]),
+        ("128", "1", net.path(), &[0, 1, 2, 3, 4, 7, 8, 9, 10]),
+        ("64", "1", net.path(), &[0, 1, 2, 6, 8, 9, 10]),
     ] {
         let of_profiler = ("NCCL_PROFILER_PLUGIN", plugin.path());
         let hosts = ("OXCCL_RANKS_PER_NODE", per_node);
-        let variables = [of_profiler, hosts, ("FIXTURE_MASK", mask)];
+        let variables = [of_profiler, hosts, ("FIXTURE_MASK", mask), ("NCCL_NET_PLUGIN", net)];
         let ended = plugin.run(2, &["sequence", "11", "60", "5000"], &variables);
         expect_success(&ended);
         assert!(!ended[0].output.contains("wrong use"), "{mask}: {}", ended[0].output);
         let of_rank: String = kinds.iter().map(|kind| format!("kind {kind}\n")).collect();
-        assert_eq!(plugin.take_report(), format!("{of_rank}ended\n").repeat(2), "{mask}");
+        let report = plugin.take_report();
+        // The net plugin tells of its end, too.
+        let told = report.split("ended\n").filter(|told| told.starts_with("kind "));
+        let kinds = |told: &str| -> String {
+            told.split_inclusive('\n').filter(|line| line.starts_with("kind ")).collect()
+        };
+        let ranks = if of_rank.is_empty() { 0 } else { 2 };
+        assert_eq!(told.map(kinds).collect::<Vec<_>>(), vec![of_rank; ranks], "{mask}: {report}");
+        assert!(!report.contains("left"), "{mask}: {report}");
     }
 }
 

@@ -87,6 +87,28 @@ pub enum Place {
     },
 }
 
+/// The number by which network plugins know the event of a message; 0 for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event(pub usize);
+
+/// Somebody who has each message of an end of a connection observed, for a profiler.
+pub trait Observer: Send + Sync {
+    /// Returns the observation of the message that is handed over or awaited now; `None` if nobody
+    /// asks for it. Never blocks.
+    fn message(&self) -> Option<Box<dyn Observation>>;
+}
+
+/// What the thread that calls a transport tells of one message, until it drops this. Neither the
+/// functions nor the drop need ever return: nobody may wait for a lock that the thread holds.
+pub trait Observation: Send {
+    /// Notes that the message is about to be handed to the transport. Returns its event.
+    fn begin(&mut self) -> Event;
+
+    /// Notes that the transport has taken the message, or that it has come: `len` bytes, or
+    /// [`UNTOLD`].
+    fn moved(&mut self, len: usize);
+}
+
 /// The properties of a device of a transport.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Properties {
@@ -180,6 +202,15 @@ pub trait Connection: Send {
     fn deregister(&mut self, _region: Region) -> Result<()> {
         Ok(())
     }
+
+    /// Has the messages from now on observed. Returns false where that is not possible, as no
+    /// thread but its user's calls the transport.
+    fn observe(&mut self, _observer: Arc<dyn Observer>) -> bool {
+        false
+    }
+
+    /// Sets the event of the next message.
+    fn set_event(&mut self, _event: Event) {}
 }
 
 /// The sending end of a connection. When it is dropped, the connection ends; messages that were

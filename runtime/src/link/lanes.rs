@@ -3,14 +3,23 @@
 use super::message::MessageEdge;
 use crate::error::Result;
 use crate::op::follow::Carried;
+use oxccl_net::Observer;
+use std::sync::Arc;
 
 /// The edges from and to one remote peer. Both ranks count the messages of each direction, so both
 /// know which lane carries the next one.
-pub struct Lanes(Vec<MessageEdge>);
+pub struct Lanes {
+    all: Vec<MessageEdge>,
+    /// True if the transport tells of the messages.
+    observed: bool,
+}
+
+/// Returns what observes the messages over a lane: those sent, and those received.
+pub type Observe = Box<dyn Fn(u32) -> [Arc<dyn Observer>; 2] + Send + Sync>;
 
 impl From<MessageEdge> for Lanes {
     fn from(lane: MessageEdge) -> Self {
-        Self(vec![lane])
+        Self::new(vec![lane])
     }
 }
 
@@ -18,54 +27,60 @@ impl Lanes {
     /// Joins one or more lanes with a peer, which has them in the same order.
     pub fn new(lanes: Vec<MessageEdge>) -> Self {
         assert!(!lanes.is_empty(), "an edge without connections");
-        Self(lanes)
+        Self { all: lanes, observed: false }
+    }
+
+    /// Has the messages from now on observed, where the transport can.
+    pub(super) fn observe(&mut self, observe: &Observe) {
+        let mut lanes = (0u32..).zip(&mut self.all);
+        self.observed = lanes.all(|(number, lane)| lane.observe(observe(number)));
+    }
+
+    /// Returns the number of lanes whose messages nobody observes.
+    pub(super) fn unobserved(&self) -> u32 {
+        if self.observed { 0 } else { self.all.len() as u32 }
     }
 
     /// Returns the lane of the next message to the peer.
     pub(crate) fn outgoing(&mut self) -> &mut MessageEdge {
-        let lane = self.sent() % self.0.len() as u64;
-        &mut self.0[lane as usize]
+        let lane = self.sent() % self.all.len() as u64;
+        &mut self.all[lane as usize]
     }
 
     /// Returns the lane of the oldest message from the peer that was not released.
     pub(super) fn incoming(&mut self) -> &mut MessageEdge {
-        let lane = self.taken() % self.0.len() as u64;
-        &mut self.0[lane as usize]
+        let lane = self.taken() % self.all.len() as u64;
+        &mut self.all[lane as usize]
     }
 
     /// Returns all lanes.
     pub(super) fn all(&mut self) -> &mut [MessageEdge] {
-        &mut self.0
+        &mut self.all
     }
 
     /// Returns whether everything sent has left this process's memory.
     pub(super) fn flushed(&mut self) -> Result<bool> {
-        self.0.iter_mut().try_fold(true, |all, lane| Ok(lane.flushed()? && all))
+        self.all.iter_mut().try_fold(true, |all, lane| Ok(lane.flushed()? && all))
     }
 
     /// Returns the size of the memory of all lanes, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.0.iter().map(MessageEdge::memory_bytes).sum()
-    }
-
-    /// Returns the number of lanes.
-    pub(super) fn len(&self) -> u32 {
-        self.0.len() as u32
+        self.all.iter().map(MessageEdge::memory_bytes).sum()
     }
 
     /// Returns how far the messages over a lane have come: those sent, and those received.
     pub(super) fn carried(&self, lane: u32) -> [Carried; 2] {
-        self.0.get(lane as usize).map(MessageEdge::carried).unwrap_or_default()
+        self.all.get(lane as usize).map(MessageEdge::carried).unwrap_or_default()
     }
 
     /// Returns the number of messages sent so far.
     pub(super) fn sent(&self) -> u64 {
-        self.0.iter().map(MessageEdge::sent).sum()
+        self.all.iter().map(MessageEdge::sent).sum()
     }
 
     /// Returns the number of messages taken so far.
     pub(super) fn taken(&self) -> u64 {
-        self.0.iter().map(MessageEdge::taken).sum()
+        self.all.iter().map(MessageEdge::taken).sum()
     }
 }
 

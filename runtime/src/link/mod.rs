@@ -9,7 +9,7 @@ pub mod notice;
 use crate::error::Result;
 use crate::op::descriptor::{Descriptor, Label};
 use crate::op::follow::Carried;
-pub use lanes::Lanes;
+pub use lanes::{Lanes, Observe};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -238,10 +238,20 @@ impl Edge {
         }
     }
 
-    /// Returns the number of lanes over a network, 0 while there are none.
-    pub fn lanes(&self) -> u32 {
+    /// Has the messages over a network observed, where the transport can.
+    pub fn observe(&mut self, observe: Observe) {
         match self {
-            Edge::Message(lanes) => lanes.len(),
+            Edge::Message(lanes) => lanes.observe(&observe),
+            Edge::Unconnected(edge) => edge.observe(observe),
+            Edge::Own | Edge::Direct(_) => {}
+        }
+    }
+
+    /// Returns the number of lanes over a network whose messages nobody observes, 0 while there are
+    /// none.
+    pub fn unobserved_lanes(&self) -> u32 {
+        match self {
+            Edge::Message(lanes) => lanes.unobserved(),
             Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => 0,
         }
     }

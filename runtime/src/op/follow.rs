@@ -1,5 +1,9 @@
 //! The messages between hosts that carry operations, for those who follow how far they have come.
 
+use oxccl_net::Observer;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// The latest messages of a direction of which the size and the operation are known.
 pub const LATEST: usize = 4;
 
@@ -36,6 +40,24 @@ pub struct Lane {
     pub number: u32,
     /// The most bytes of data of a message.
     pub slot_bytes: usize,
+    /// The bytes of a message beside its data.
+    pub header_bytes: usize,
+}
+
+/// The operation to which the messages belong that are handed over or awaited at present.
+#[derive(Clone, Default)]
+pub struct Present(Arc<AtomicU64>);
+
+impl Present {
+    /// Sets the number of the operation.
+    pub fn set(&self, operation: u64) {
+        self.0.store(operation + 1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the operation; `None` before the first one.
+    pub fn get(&self) -> Option<u64> {
+        self.0.load(Ordering::Relaxed).checked_sub(1)
+    }
 }
 
 /// Who has messages followed.
@@ -44,6 +66,9 @@ pub trait Watcher: Send + Sync {
     fn asks(&self) -> bool;
     /// Returns what follows the messages of a lane, of which there are none so far.
     fn follow(&self, lane: Lane) -> Box<dyn Follower>;
+    /// Returns what observes the messages of a lane in one direction, where a thread of its own
+    /// calls the transport and tells of each of them.
+    fn observe(&self, lane: Lane, sends: bool, present: Present) -> Arc<dyn Observer>;
 }
 
 /// What follows the messages of a lane. Its functions may never return: nobody may wait for a lock

@@ -2,12 +2,15 @@
 
 use super::worker::{Answer, Worker};
 use super::{Progress, State, Task};
-use oxccl_net::{Connection, MAX_REQUESTS, Memory, Receiver, Region, Request, Result, Sender};
+use oxccl_net::{
+    Connection, Event, MAX_REQUESTS, Memory, Observation, Observer, Receiver, Region, Request,
+    Result, Sender,
+};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// The place is free; a request was posted; it is done.
 const FREE: u8 = 0;
@@ -22,6 +25,14 @@ struct Place {
     len: AtomicUsize,
     tag: AtomicU32,
     region: AtomicUsize,
+    /// The observation of the message until the thread starts the request.
+    observation: Mutex<Option<Box<dyn Observation>>>,
+}
+
+impl Place {
+    fn observation(&self) -> MutexGuard<'_, Option<Box<dyn Observation>>> {
+        self.observation.lock().unwrap_or_else(|e| e.into_inner())
+    }
 }
 
 /// A registration that is asked for, or the end of one.
@@ -40,6 +51,8 @@ pub(super) struct Line {
     asks: AtomicBool,
     failure: OnceLock<oxccl_net::Error>,
     closed: AtomicBool,
+    /// What observes the messages, if somebody does.
+    observer: OnceLock<Arc<dyn Observer>>,
 }
 
 impl Line {
@@ -65,6 +78,9 @@ impl Line {
         place.len.store(len, Ordering::Relaxed);
         place.tag.store(tag, Ordering::Relaxed);
         place.region.store(region.0, Ordering::Relaxed);
+        if let Some(observation) = self.observer.get().and_then(|observer| observer.message()) {
+            *place.observation() = Some(observation);
+        }
         place.state.store(POSTED, Ordering::Release);
         self.next.store(number + 1, Ordering::Relaxed);
         Some(number)
@@ -78,6 +94,16 @@ impl Line {
             place.state.store(FREE, Ordering::Release);
             len
         })
+    }
+
+    /// Has the messages from now on observed, once.
+    pub(super) fn observe(&self, observer: Arc<dyn Observer>) {
+        let _ = self.observer.set(observer);
+    }
+
+    /// Takes the observation of a message whose request is about to be started.
+    fn take_observation(&self, place: &Place) -> Option<Box<dyn Observation>> {
+        self.observer.get().and_then(|_| place.observation().take())
     }
 
     /// Returns the error of those who ask for something on a connection that has ended.
@@ -126,6 +152,9 @@ fn ask<N: ?Sized + 'static, T>(
 
 /// An end of a connection, as the thread calls it.
 pub(super) trait End: Send + 'static {
+    /// True for the end that sends.
+    const SENDS: bool;
+
     fn connection(&mut self) -> &mut dyn Connection;
 
     /// # Safety
@@ -143,6 +172,8 @@ pub(super) trait End: Send + 'static {
 }
 
 impl End for Box<dyn Sender> {
+    const SENDS: bool = true;
+
     fn connection(&mut self) -> &mut dyn Connection {
         &mut **self
     }
@@ -164,6 +195,8 @@ impl End for Box<dyn Sender> {
 }
 
 impl End for Box<dyn Receiver> {
+    const SENDS: bool = false;
+
     fn connection(&mut self) -> &mut dyn Connection {
         &mut **self
     }
@@ -190,16 +223,34 @@ pub(super) struct LineTask<E> {
     line: Arc<Line>,
     /// The number of the next request to start.
     next: u64,
-    /// The requests under way, the oldest first, with their places.
-    under_way: VecDeque<(usize, Request)>,
+    /// The observation of that request's message, once it has begun.
+    begun: Option<Option<Box<dyn Observation>>>,
+    /// The requests under way, the oldest first.
+    under_way: VecDeque<UnderWay>,
     /// The owners of the registered memory. They are given up after the registration, or after the
     /// connection.
     owners: Vec<(Option<Region>, Arc<dyn Any + Send + Sync>)>,
 }
 
+/// A request under way.
+struct UnderWay {
+    /// Its place.
+    index: usize,
+    request: Request,
+    observation: Option<Box<dyn Observation>>,
+}
+
+impl<E> Drop for LineTask<E> {
+    fn drop(&mut self) {
+        // Observations end in this thread, which they may hold up.
+        self.line.places.iter().for_each(|place| drop(self.line.take_observation(place)));
+    }
+}
+
 impl<E: End> LineTask<E> {
     pub(super) fn new(end: E, line: Arc<Line>) -> Self {
-        Self { end, line, next: 0, under_way: VecDeque::new(), owners: Vec::new() }
+        let (next, begun, under_way, owners) = Default::default();
+        Self { end, line, next, begun, under_way, owners }
     }
 
     fn answer(&mut self, asked: Asked) {
@@ -227,31 +278,52 @@ impl<E: End> LineTask<E> {
         }
     }
 
-    fn step(&mut self) -> Result<bool> {
+    /// Starts the requests that were posted; returns whether there were any.
+    fn start(&mut self) -> Result<bool> {
         let mut moved = false;
         loop {
             let index = self.next as usize % MAX_REQUESTS;
             let place = &self.line.places[index];
             let posted = place.state.load(Ordering::Acquire) == POSTED;
             if !posted || self.under_way.len() == MAX_REQUESTS {
-                break;
+                return Ok(moved);
             }
             let data = place.data.load(Ordering::Relaxed);
             let len = place.len.load(Ordering::Relaxed);
             let tag = place.tag.load(Ordering::Relaxed);
             let region = Region(place.region.load(Ordering::Relaxed));
+            if self.begun.is_none() {
+                let mut observation = self.line.take_observation(place);
+                let event = observation.as_mut().map_or(Event::default(), |of| of.begin());
+                self.end.connection().set_event(event);
+                self.begun = Some(observation);
+            }
             // SAFETY: who posted the request keeps to the contract until it is done; the owners
             // keep the memory until the connection has ended.
-            let Some(request) = (unsafe { self.end.start(data, len, tag, region)? }) else { break };
-            self.under_way.push_back((index, request));
+            let Some(request) = (unsafe { self.end.start(data, len, tag, region)? }) else {
+                return Ok(moved);
+            };
+            let mut observation = self.begun.take().flatten();
+            if E::SENDS {
+                observation.iter_mut().for_each(|of| of.moved(len));
+            }
+            self.under_way.push_back(UnderWay { index, request, observation });
             self.next += 1;
             moved = true;
         }
+    }
+
+    fn step(&mut self) -> Result<bool> {
+        let mut moved = self.start()?;
         // As NCCL does: there are plugins that refuse a test of any other than the oldest request.
-        while let Some((index, request)) = self.under_way.front().copied() {
-            let place = &self.line.places[index];
+        while let Some(oldest) = self.under_way.front_mut() {
+            let place = &self.line.places[oldest.index];
             let len = place.len.load(Ordering::Relaxed);
-            let Some(len) = self.end.test(request, len)? else { break };
+            let Some(len) = self.end.test(oldest.request, len)? else { break };
+            if !E::SENDS {
+                oldest.observation.iter_mut().for_each(|of| of.moved(len));
+            }
+            // The observation ends before whoever waits for the message goes on.
             self.under_way.pop_front();
             place.len.store(len, Ordering::Relaxed);
             place.state.store(DONE, Ordering::Release);

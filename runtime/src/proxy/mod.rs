@@ -9,11 +9,11 @@ mod line;
 mod worker;
 
 use crate::error::Result;
-pub(crate) use calls::{CurrentCall, LIMIT};
+pub(crate) use calls::{CurrentCall, LIMIT, beside};
 use line::{Line, LineTask};
 use oxccl_net::{
-    Connecting, Connection, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request,
-    Sender,
+    Connecting, Connection, Handle, Listener, Memory, Net, Observer, Properties, Receiver, Region,
+    Request, Sender,
 };
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 pub(crate) use worker::{Serve, Worker};
@@ -342,6 +342,11 @@ impl<N: ?Sized + 'static> Connection for Half<N> {
 
     fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
         line::deregister(&self.line, &self.worker, region)
+    }
+
+    fn observe(&mut self, observer: Arc<dyn Observer>) -> bool {
+        self.line.observe(observer);
+        true
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests with transports in memory that misbehave.
 
 use super::*;
+use oxccl_net::{Event, Observation};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver as Incoming, Sender as Outgoing, channel};
 use std::time::{Duration, Instant};
@@ -79,8 +80,8 @@ impl Listener for LocalListener {
         // It takes a few looks.
         self.1 = self.1.saturating_sub(1);
         let wire = if self.1 == 0 { self.0.take() } else { None };
-        let (posted, done) = (Vec::new(), 0);
-        Ok(wire.map(|wire| Box::new(LocalEnd { wire, posted, done }) as Box<dyn Receiver>))
+        let end = |wire| LocalEnd { wire, posted: Vec::new(), done: 0, event: Event::default() };
+        Ok(wire.map(|wire| Box::new(end(wire)) as Box<dyn Receiver>))
     }
 }
 
@@ -88,9 +89,8 @@ struct LocalConnecting(Option<Outgoing<Vec<u8>>>, Fault);
 
 impl Connecting for LocalConnecting {
     fn progress(&mut self) -> oxccl_net::Result<Option<Box<dyn Sender>>> {
-        let fault = self.1;
-        let asked = 0;
-        Ok(self.0.take().map(|wire| Box::new(LocalStart { wire, fault, asked }) as _))
+        let (fault, asked, event) = (self.1, 0, Event::default());
+        Ok(self.0.take().map(|wire| Box::new(LocalStart { wire, fault, asked, event }) as _))
     }
 
     fn why(&self) -> String {
@@ -102,9 +102,23 @@ struct LocalStart {
     wire: Outgoing<Vec<u8>>,
     fault: Fault,
     asked: u64,
+    event: Event,
+}
+
+/// What happens to messages that are observed, and their events.
+static OBSERVED: Mutex<Vec<(&str, usize)>> = Mutex::new(Vec::new());
+
+fn observe(what: &'static str, event: Event) {
+    if event != Event::default() {
+        OBSERVED.lock().unwrap().push((what, event.0));
+    }
 }
 
 impl Connection for LocalStart {
+    fn set_event(&mut self, event: Event) {
+        self.event = event;
+    }
+
     fn register(&mut self, _memory: Memory) -> oxccl_net::Result<Region> {
         Ok(Region(7))
     }
@@ -119,6 +133,7 @@ impl Sender for LocalStart {
         region: Region,
     ) -> oxccl_net::Result<Option<Request>> {
         assert_eq!(region, Region(7));
+        observe("isend", self.event);
         self.asked += 1;
         match self.fault {
             Fault::Reluctant if self.asked.is_multiple_of(2) => return Ok(None),
@@ -143,12 +158,17 @@ struct LocalEnd {
     wire: Incoming<Vec<u8>>,
     posted: Vec<(*mut u8, usize)>,
     done: usize,
+    event: Event,
 }
 
 // SAFETY: the pointers are followed by whichever thread holds the end.
 unsafe impl Send for LocalEnd {}
 
-impl Connection for LocalEnd {}
+impl Connection for LocalEnd {
+    fn set_event(&mut self, event: Event) {
+        self.event = event;
+    }
+}
 
 impl Receiver for LocalEnd {
     unsafe fn irecv(
@@ -158,6 +178,7 @@ impl Receiver for LocalEnd {
         _tag: u32,
         _region: Region,
     ) -> oxccl_net::Result<Option<Request>> {
+        observe("irecv", self.event);
         self.posted.push((data, capacity));
         Ok(Some(self.posted.len() as u64 - 1))
     }
@@ -249,6 +270,10 @@ struct WatchedSender(Box<dyn Sender>, Arc<CurrentCall>);
 impl Connection for WatchedSender {
     fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
         self.0.register(memory)
+    }
+
+    fn set_event(&mut self, event: Event) {
+        self.0.set_event(event);
     }
 }
 
@@ -347,6 +372,104 @@ fn a_call_that_does_not_return_is_named_and_keeps_its_memory_only() {
     assert!(start.elapsed() < Duration::from_secs(10), "the end does not wait for the plugin");
     assert_eq!(ended.load(Ordering::SeqCst), 0);
     assert_eq!(Arc::strong_count(&owner), 2, "the plugin may still use the memory");
+}
+
+/// Has every message of an end observed, with the numbers after its own as events.
+struct Numbering(AtomicUsize);
+
+impl Observer for Numbering {
+    fn message(&self) -> Option<Box<dyn Observation>> {
+        let number = self.0.fetch_add(1, Ordering::SeqCst) + 1;
+        Some(Box::new(Numbered(Event(number))))
+    }
+}
+
+struct Numbered(Event);
+
+impl Observation for Numbered {
+    fn begin(&mut self) -> Event {
+        observe("begin", self.0);
+        self.0
+    }
+
+    fn moved(&mut self, len: usize) {
+        assert_eq!(len, 2);
+        observe("moved", self.0);
+    }
+}
+
+impl Drop for Numbered {
+    fn drop(&mut self) {
+        observe("over", self.0);
+    }
+}
+
+#[test]
+fn the_thread_tells_of_each_message_before_it_is_handed_over_and_until_it_is_done() {
+    let (mut sender, mut receiver, _) = pair(Fault::Reluctant);
+    let (_owner, region) = register(&mut *sender);
+    assert!(sender.observe(Arc::new(Numbering(AtomicUsize::new(0)))));
+    assert!(receiver.observe(Arc::new(Numbering(AtomicUsize::new(100)))));
+    let (data, mut room, until) = ([1u8, 2], [0u8; 2], patience());
+    for number in 1..=3 {
+        // SAFETY: both outlive the requests.
+        let [posted, sent] = unsafe {
+            let posted = receiver.irecv(room.as_mut_ptr(), 2, 0, Region(0));
+            [posted, sender.isend(data.as_ptr(), 2, 0, region)]
+        };
+        let (posted, sent) = (posted.unwrap().unwrap(), sent.unwrap().unwrap());
+        let (mut received, mut left) = (false, false);
+        while !received || !left {
+            assert!(Instant::now() < until);
+            received = received || receiver.test(posted).unwrap().is_some();
+            left = left || sender.test(sent).unwrap();
+        }
+        let observed = std::mem::take(&mut *OBSERVED.lock().unwrap());
+        for (event, what) in [(number, "isend"), (100 + number, "irecv")] {
+            let of = observed.iter().filter(|(_, of)| *of == event).map(|(what, _)| *what);
+            let mut of: Vec<_> = of.collect();
+            // What was refused comes again.
+            of.dedup();
+            assert_eq!(of, ["begin", what, "moved", "over"]);
+        }
+    }
+    // What was not started when the end comes is over, too.
+    // SAFETY: as above.
+    unsafe { receiver.irecv(room.as_mut_ptr(), 2, 0, Region(0)) }.unwrap();
+    drop((sender, receiver));
+    while OBSERVED.lock().unwrap().last() != Some(&("over", 104)) {
+        assert!(Instant::now() < until);
+    }
+}
+
+#[test]
+fn who_waits_for_a_call_of_another_plugin_is_told_of_that_one() {
+    let call = |label: &str| {
+        let limit = Duration::from_millis(200);
+        Arc::new(CurrentCall::with_limit(label.to_owned(), "", limit))
+    };
+    let (own, other) = (call("net plugin Local"), call("profiler plugin Other"));
+    let (end, ended) = channel();
+    let (of_thread, within) = (own.clone(), other.clone());
+    let thread = std::thread::spawn(move || {
+        of_thread.serve();
+        of_thread.enter("isend", || beside(&within, "startEvent", || ended.recv().unwrap()));
+    });
+    let until = patience();
+    let stuck = loop {
+        assert!(Instant::now() < until);
+        if let Some(stuck) = own.stuck() {
+            break stuck.to_string();
+        }
+    };
+    let text = "startEvent of profiler plugin Other: it has not returned for 0.2 s";
+    assert!(stuck.starts_with(text), "{stuck}");
+    assert!(own.is_in_other() && other.stuck().is_none());
+    end.send(()).unwrap();
+    thread.join().unwrap();
+    assert!(!own.is_in_other() && own.stuck().is_none());
+    // A thread that serves no plugin.
+    assert_eq!(beside(&other, "startEvent", || 7), 7);
 }
 
 /// A plugin may block in `accept` until somebody comes.

@@ -18,6 +18,8 @@ const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)
 /// How long the end of a communicator waits for a plugin to end: an abort takes a second at most
 /// with all that it does besides.
 const CLOSING: Duration = Duration::from_millis(800);
+/// The same for another plugin, whose own end is waited for, too.
+const CLOSING_OTHER: Duration = Duration::from_millis(200);
 
 /// The state of the thread: a plugin in use. It is made, used and dropped there.
 pub(crate) trait Serve: 'static {
@@ -82,6 +84,7 @@ impl<S: Serve> Worker<S> {
         let give = answer.clone();
         let body = move || {
             exit::mark_own_thread();
+            of_thread.current.serve();
             let worked = catch_unwind(AssertUnwindSafe(|| work(&of_thread, make, &give)));
             of_thread.ended.store(true, Ordering::Release);
             drop(worked);
@@ -151,11 +154,15 @@ impl<S> Drop for Worker<S> {
         self.thread.unpark();
         let start = Instant::now();
         let ended = || self.shared.ended.load(Ordering::Acquire);
-        while !ended() && start.elapsed() < CLOSING {
+        let limit = || match self.shared.current.is_in_other() {
+            true => CLOSING_OTHER,
+            false => CLOSING,
+        };
+        while !ended() && start.elapsed() < limit() {
             std::thread::yield_now();
         }
         // A thread that is still in the plugin keeps all memory that the plugin may use.
-        let left_behind = self.shared.current.lasting(CLOSING / 2).filter(|_| !ended());
+        let left_behind = self.shared.current.lasting(limit() / 2).filter(|_| !ended());
         if let Some(error) = left_behind {
             log::line(Level::Warn, Subsystem::Net, &error.to_string());
         }

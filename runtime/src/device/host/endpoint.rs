@@ -3,11 +3,11 @@
 use super::arena::Arena;
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
-use crate::link::message::{DONE_WITHIN, MessageEdge};
+use crate::link::message::{DONE_WITHIN, HEADER_BYTES, MessageEdge};
 use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
 use crate::op::descriptor::Descriptor;
-use crate::op::follow::{Follower, Lane, Watcher};
+use crate::op::follow::{Follower, Lane, Present, Watcher};
 use crate::os::memory::Mapping;
 use crate::rank::{Links, Rank, broken};
 use oxccl_plan::Carrier;
@@ -35,6 +35,8 @@ const GIVEN_BACK: Duration = Duration::from_millis(100);
 /// The followers of messages with ranks of other hosts.
 struct Followers {
     watcher: Arc<dyn Watcher>,
+    /// The operation under way.
+    present: Present,
     edges: Mutex<Vec<Followed>>,
 }
 
@@ -211,13 +213,30 @@ impl Endpoint {
     pub fn watch_messages(&self, watcher: Arc<dyn Watcher>) {
         let remote = (0u32..).zip(&self.rank.local).filter(|(_, place)| place.is_none());
         let edges = Mutex::new(remote.map(|(peer, _)| (peer, Vec::new())).collect());
-        let _ = self.followers.set(Followers { watcher, edges });
+        let present = Present::default();
+        for (peer, edge) in (0u32..).zip(&mut self.state().edges) {
+            let (watcher, present) = (watcher.clone(), present.clone());
+            let slot_bytes = self.edge_slot_bytes;
+            edge.observe(Box::new(move |number| {
+                let lane = lane(peer, number, slot_bytes);
+                [true, false].map(|sends| watcher.observe(lane, sends, present.clone()))
+            }));
+        }
+        let _ = self.followers.set(Followers { watcher, present, edges });
     }
 
     /// Returns whether somebody has the messages followed, who may not return.
     #[inline]
     pub fn is_followed(&self) -> bool {
         self.followers.get().is_some()
+    }
+
+    /// Notes that the messages from now on are those of the operation of this number.
+    #[inline]
+    pub fn note_operation(&self, operation: u64) {
+        if let Some(followers) = self.followers.get() {
+            followers.present.set(operation);
+        }
     }
 
     /// Tells those who follow the messages how far they have come in the operation of this number,
@@ -235,9 +254,10 @@ impl Endpoint {
         let Ok(mut all) = followers.edges.try_lock() else { return };
         for (peer, lanes) in all.iter_mut() {
             // Edges are connected at their first use.
-            let connected = self.state().edges.get(*peer as usize).map_or(0, Edge::lanes);
+            let connected =
+                self.state().edges.get(*peer as usize).map_or(0, Edge::unobserved_lanes);
             for number in lanes.len() as u32..connected {
-                let lane = Lane { peer: *peer, number, slot_bytes: self.edge_slot_bytes };
+                let lane = lane(*peer, number, self.edge_slot_bytes);
                 lanes.push(followers.watcher.follow(lane));
             }
             for (number, follower) in (0u32..).zip(lanes) {
@@ -418,6 +438,10 @@ impl Links for Endpoint {
         let state = self.state();
         state.history.iter().find(|(number, _)| *number == seq).map(|(_, call)| *call)
     }
+}
+
+fn lane(peer: u32, number: u32, slot_bytes: usize) -> Lane {
+    Lane { peer, number, slot_bytes, header_bytes: HEADER_BYTES }
 }
 
 /// Set in the token of a buffer that all peers map. The rest of the token is then the buffer's

@@ -313,6 +313,7 @@ pub(super) fn try_now(
     let mut running = collective::Running::new(endpoint, programs, call);
     let mut failed = None;
     if recorder.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none() {
+        endpoint.note_operation(number);
         let visit = catch_unwind(AssertUnwindSafe(|| running.visit(endpoint, budget)));
         let visit = visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic).into())));
         endpoint.tell_followers(number, matches!(visit, Visit::Done(_)));
@@ -368,6 +369,7 @@ impl Running {
         if let Some((since, error)) = self.broken.take() {
             return self.wait_for_verdict(since, error);
         }
+        endpoint.note_operation(self.number);
         let visit = match &mut self.kind {
             Kind::Collective(running) => running.visit(endpoint, budget),
             Kind::Exchange(exchange) => exchange.visit(endpoint, budget),

@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::link::EDGE_SLOTS;
 use crate::link::Received;
 use crate::op::follow::{Carried, LATEST};
-use oxccl_net::{Head, Memory, Receiver, Request, Sender, UNTOLD};
+use oxccl_net::{Head, Memory, Observer, Receiver, Request, Sender, UNTOLD};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// The messages from a peer. They arrive in slots that are offered when somebody waits for a
 /// message: one slot at a time, so that nothing is under way at the end of a communicator, which
@@ -265,6 +266,11 @@ impl Incoming {
     /// Returns the slot of the oldest message.
     pub(super) fn next_slot(&self) -> usize {
         self.slot_of(0)
+    }
+
+    /// Has the messages from now on observed; returns false where the transport cannot.
+    pub(super) fn observe(&mut self, observer: Arc<dyn Observer>) -> bool {
+        self.receiver.observe(observer)
     }
 
     /// Returns the size of the memory of the queue, in bytes.

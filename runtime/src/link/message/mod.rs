@@ -16,7 +16,7 @@ pub use incoming::Incoming;
 pub use joining::{Identity, Joining};
 pub(crate) use outgoing::DONE_WITHIN;
 pub use outgoing::Outgoing;
-use oxccl_net::{Connection, Memory, Place, Region};
+use oxccl_net::{Connection, Memory, Observer, Place, Region};
 use registered::Registered;
 pub use registered::Registrar;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -220,6 +220,12 @@ impl MessageEdge {
     /// Notes that somebody waits for the next message.
     pub(super) fn await_next(&mut self) {
         self.incoming.await_next();
+    }
+
+    /// Has the messages from now on observed: those sent, and those received. Returns false where
+    /// the transport cannot: then [`carried`](Self::carried) tells of them.
+    pub(crate) fn observe(&mut self, [sends, receives]: [Arc<dyn Observer>; 2]) -> bool {
+        self.outgoing.observe(sends) && self.incoming.observe(receives)
     }
 
     /// Returns how far the messages have come: those sent, and those received.

@@ -5,8 +5,9 @@ use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
 use crate::op::follow::{Carried, LATEST};
-use oxccl_net::{Memory, Receiver, Request, Sender, Unstaged};
+use oxccl_net::{Memory, Observer, Receiver, Request, Sender, Unstaged};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The time within which a transport should notice that a message has left that has come.
@@ -235,6 +236,11 @@ impl Outgoing {
             all &= self.is_done(slot)? || !self.sender.needs_progress();
         }
         Ok(all)
+    }
+
+    /// Has the messages from now on observed; returns false where the transport cannot.
+    pub(super) fn observe(&mut self, observer: Arc<dyn Observer>) -> bool {
+        self.sender.observe(observer)
     }
 
     /// Returns the size of the memory of the queue, in bytes.

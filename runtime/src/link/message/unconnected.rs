@@ -1,8 +1,8 @@
 //! An edge whose connections are made at its first use.
 
-use crate::link::Lanes;
+use crate::link::{Lanes, Observe};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// An edge that is not connected yet. It is shared by the operations, which ask for the edge, and
 /// whoever makes the connections.
@@ -10,12 +10,15 @@ pub struct Unconnected {
     asked: AtomicBool,
     made: Mutex<Option<Lanes>>,
     ask: Box<dyn Fn() + Send + Sync>,
+    /// What is to observe the messages, if somebody does.
+    observe: OnceLock<Observe>,
 }
 
 impl Unconnected {
     /// Returns an edge for which `ask` is called once, when it is used first.
     pub fn new(ask: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { asked: AtomicBool::new(false), made: Mutex::default(), ask: Box::new(ask) }
+        let (asked, made, observe) = Default::default();
+        Self { asked, made, ask: Box::new(ask), observe }
     }
 
     fn made(&self) -> MutexGuard<'_, Option<Lanes>> {
@@ -29,9 +32,16 @@ impl Unconnected {
         }
     }
 
+    /// Has the messages observed once there are any, where the transport can.
+    pub fn observe(&self, observe: Observe) {
+        let _ = self.observe.set(observe);
+    }
+
     /// Takes the connected edge, once it is there.
     pub fn take(&self) -> Option<Lanes> {
-        self.made().take()
+        let mut lanes = self.made().take()?;
+        self.observe.get().into_iter().for_each(|observe| lanes.observe(observe));
+        Some(lanes)
     }
 
     /// Hands the connected edge over, to be taken at the next use.

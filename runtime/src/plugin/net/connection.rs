@@ -2,11 +2,13 @@
 
 use super::functions::{Accept, Connect, Functions, Init, Irecv, Isend, Listen, RegMr};
 use crate::plugin::instance::Unread;
+use crate::plugin::profiler::net_event;
 use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
 use oxccl_net::{
-    CUDA, Connecting, Connection, DMA_BUF, HANDLE_BYTES, HOST, Handle, Listener, MAX_REQUESTS,
-    Memory, Net, Place, Properties, Receiver, Region, Request, Result, Sender, UNTOLD,
+    CUDA, Connecting, Connection, DMA_BUF, Event, HANDLE_BYTES, HOST, Handle, Listener,
+    MAX_REQUESTS, Memory, Net, Place, Properties, Receiver, Region, Request, Result, Sender,
+    UNTOLD,
 };
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v10_t, ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t,
@@ -24,17 +26,6 @@ const SIZES: usize = 32;
 const UNWRITTEN: c_int = c_int::MIN;
 
 type Instance = crate::plugin::instance::Instance<Functions>;
-
-/// Takes events for which there is no profiler. Some plugins call it without asking.
-unsafe extern "C" fn no_profiler(
-    _event: *mut *mut c_void,
-    _kind: c_int,
-    _parent: *mut c_void,
-    _plugin: i64,
-    _data: *mut c_void,
-) -> c_int {
-    0
-}
 
 /// A plugin in use.
 pub(super) struct PluginNet {
@@ -55,7 +46,8 @@ impl PluginNet {
         let log = logger();
         let mut v11 = ncclNetCommConfig_v11_t { trafficClass: traffic_class };
         let mut v12 = ncclNetCommConfig_v12_t { trafficClass: traffic_class };
-        let profiler = Some(no_profiler as _);
+        // Some plugins call it without asking.
+        let profiler = Some(net_event as _);
         // SAFETY: the function is the plugin's, and has the arguments of its version.
         let init = |init: Init, at: *mut *mut c_void, again| unsafe {
             match init {
@@ -197,6 +189,8 @@ struct PluginConnection {
     comm: *mut c_void,
     sends: bool,
     regions: Vec<Registered>,
+    /// The event of the next message.
+    event: Event,
     /// The messages under way to this end, by the number of their request.
     receives: [Option<Receive>; MAX_REQUESTS],
 }
@@ -230,7 +224,8 @@ unsafe impl Send for PluginConnection {}
 
 impl PluginConnection {
     fn new(instance: Arc<Instance>, comm: *mut c_void, sends: bool) -> Self {
-        Self { instance, comm, sends, regions: Vec::new(), receives: [None; MAX_REQUESTS] }
+        let (regions, event, receives) = Default::default();
+        Self { instance, comm, sends, regions, event, receives }
     }
 
     /// Returns the size of the first message of a request that is done.
@@ -348,6 +343,10 @@ impl Connection for PluginConnection {
         // SAFETY: the region is the plugin's and is not used any more.
         self.instance.call("deregMr", || unsafe { deregister(comm, handle) })
     }
+
+    fn set_event(&mut self, event: Event) {
+        self.event = event;
+    }
 }
 
 impl Sender for PluginConnection {
@@ -359,14 +358,15 @@ impl Sender for PluginConnection {
         region: Region,
     ) -> Result<Option<Request>> {
         let (comm, data, tag) = (self.comm, data.cast_mut().cast::<c_void>(), tag as c_int);
-        let (region, mut made) = (region.0 as *mut c_void, null_mut());
+        let (region, event) = (region.0 as *mut c_void, self.event.0 as *mut c_void);
+        let mut made = null_mut();
         // SAFETY: as in `init`; the memory is registered, and stays by the contract. Messages are
         // far smaller than 2 GiB.
         let isend = || unsafe {
             match self.instance.functions.isend {
                 Isend::V6(send) => send(comm, data, len as c_int, tag, region, &mut made),
                 Isend::V9(send) => send(comm, data, len, tag, region, &mut made),
-                Isend::V10(send) => send(comm, data, len, tag, region, null_mut(), &mut made),
+                Isend::V10(send) => send(comm, data, len, tag, region, event, &mut made),
             }
         };
         self.instance.call("isend", isend)?;
@@ -392,7 +392,8 @@ impl Receiver for PluginConnection {
         let (mut data, handle) = (to, region.0 as *mut c_void);
         let mut region = handle;
         let (mut small, mut size) = (capacity as c_int, capacity);
-        let (comm, mut profiled, mut made) = (self.comm, null_mut(), null_mut());
+        let mut event = self.event.0 as *mut c_void;
+        let (comm, mut made) = (self.comm, null_mut());
         // SAFETY: as for `isend`; the arrays have one entry each.
         let irecv = || unsafe {
             let (data, tag, region) = (&mut data, &mut tag, &mut region);
@@ -400,8 +401,7 @@ impl Receiver for PluginConnection {
                 Irecv::V6(receive) => receive(comm, 1, data, &mut small, tag, region, &mut made),
                 Irecv::V9(receive) => receive(comm, 1, data, &mut size, tag, region, &mut made),
                 Irecv::V10(receive) => {
-                    let profiled = &mut profiled;
-                    receive(comm, 1, data, &mut size, tag, region, profiled, &mut made)
+                    receive(comm, 1, data, &mut size, tag, region, &mut event, &mut made)
                 }
             }
         };

@@ -156,6 +156,7 @@ pub(super) enum Body {
     KernelCh(ncclProfilerKernelCh_v4_t),
     ProxyOp(ncclProfilerProxyOp_v1_t),
     ProxyStep(ncclProfilerProxyStep_v1_t),
+    NetPlugin(ncclProfilerNetPlugin_v3_t),
 }
 
 impl Body {
@@ -168,6 +169,7 @@ impl Body {
             Body::KernelCh(_) => KERNEL_CH,
             Body::ProxyOp(_) => PROXY_OP,
             Body::ProxyStep(_) => PROXY_STEP,
+            Body::NetPlugin(_) => NET_PLUGIN,
             Body::GroupApi(_) => GROUP_API,
             Body::CollApi(_) => COLL_API,
             Body::P2pApi(_) => P2P_API,
@@ -188,6 +190,7 @@ impl Body {
             Body::KernelCh(kernelCh) => Union { kernelCh },
             Body::ProxyOp(proxyOp) => Union { proxyOp },
             Body::ProxyStep(proxyStep) => Union { proxyStep },
+            Body::NetPlugin(netPlugin) => Union { netPlugin },
         }
     }
 }
@@ -213,6 +216,7 @@ pub(super) const RECV_FLUSH_WAIT: c_int = 11;
 pub(super) const RECV_GPU_WAIT: c_int = 12;
 pub(super) const PROXY_OP_IN_PROGRESS: c_int = 19;
 pub(super) const SEND_PEER_WAIT: c_int = 20;
+pub(super) const NET_PLUGIN_UPDATE: c_int = 21;
 pub(super) const KERNEL_CH_STOP: c_int = 22;
 pub(super) const GROUP_START_API_STOP: c_int = 23;
 pub(super) const GROUP_END_API_START: c_int = 24;
@@ -298,6 +302,7 @@ fn body_v3(comm: Comm, body: Body) -> ncclProfilerEventBody_v3_t {
         Body::KernelCh(ncclProfilerKernelCh_v4_t { channelId, .. }) => {
             Union { kernelCh: ncclProfilerKernelCh_v3_t { channelId } }
         }
+        Body::NetPlugin(netPlugin) => Union { netPlugin },
         Body::ProxyOp(proxyOp) => Union { proxyOp },
         Body::ProxyStep(proxyStep) => Union { proxyStep },
         _ => Union { proxyStep: ncclProfilerProxyStep_v1_t { step: 0 } },
@@ -401,7 +406,7 @@ impl Functions {
     }
 
     /// Has the plugin record a state of an event; `value` is the time in ns at which the work of a
-    /// channel ended, or the bytes of a message.
+    /// channel ended, the bytes of a message, or the address of a network plugin's data.
     pub(super) fn record(&self, handle: *mut c_void, state: c_int, value: u64) -> ncclResult_t {
         // All members of the union begin at its beginning, and have eight bytes at most.
         let kernelCh = ncclProfilerKernelChState_v4_t { pTimer: value };

@@ -1,9 +1,12 @@
 //! The events of messages: `ProxyOp` for what an operation sends to a rank of another host over a
-//! lane, or receives from it, and `ProxyStep` for each of those messages.
+//! lane, or receives from it, and `ProxyStep` for each of those messages. Where a thread of its own
+//! calls the transport, it tells of each message; else messages are looked at.
 
 use super::functions::*;
+use super::net_events::Parent;
 use super::{Event, Instance, MASK, handle};
-use crate::op::follow::{Carried, Follower, LATEST, Lane, Watcher};
+use crate::op::follow::{Carried, Follower, LATEST, Lane, Present, Watcher};
+use oxccl_net::{Observation, Observer, UNTOLD};
 use oxccl_plugin_abi::profiler::{ncclProfilerProxyOp_v1_t, ncclProfilerProxyStep_v1_t};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -150,6 +153,64 @@ impl Watcher for Messages {
     fn follow(&self, lane: Lane) -> Box<dyn Follower> {
         let (instance, last, open) = (self.0.clone(), Some(Default::default()), Default::default());
         Box::new(Followed { instance, lane, last, open })
+    }
+
+    fn observe(&self, lane: Lane, sends: bool, present: Present) -> Arc<dyn Observer> {
+        Arc::new(Observed { instance: self.0.clone(), lane, sends, present })
+    }
+}
+
+/// A direction of a lane whose messages a thread tells of that calls its transport.
+struct Observed {
+    instance: Weak<Instance>,
+    lane: Lane,
+    sends: bool,
+    present: Present,
+}
+
+impl Observer for Observed {
+    fn message(&self) -> Option<Box<dyn Observation>> {
+        if !asks() {
+            return None;
+        }
+        let instance = self.instance.upgrade()?;
+        let operation = instance.numbered.find(self.present.get()?)?;
+        let (lane, sends, step, parent) = (self.lane, self.sends, None, None);
+        Some(Box::new(Message { parent, step, lane, sends, instance, operation }))
+    }
+}
+
+/// A message of which the thread tells that calls its transport.
+struct Message {
+    // Ends before the step.
+    parent: Option<Parent>,
+    step: Option<Step>,
+    lane: Lane,
+    sends: bool,
+    instance: Arc<Instance>,
+    operation: Arc<OpEvents>,
+}
+
+impl Message {
+    fn enter(&self, states: [&[c_int]; 2], bytes: usize) {
+        let states = states[usize::from(!self.sends)];
+        self.step.iter().for_each(|step| step.enter(states, bytes));
+    }
+}
+
+impl Observation for Message {
+    fn begin(&mut self) -> oxccl_net::Event {
+        let operation = self.operation.clone();
+        self.step = operation.message(&self.instance, self.lane, self.sends);
+        self.enter(BEGUN, 0);
+        let step = self.step.iter().find(|_| self.instance.wants(NET_PLUGIN));
+        self.parent = step.map(|step| Parent::new(&self.instance, step.event.handle));
+        self.parent.as_ref().map(Parent::event).unwrap_or_default()
+    }
+
+    fn moved(&mut self, len: usize) {
+        let of_data = len.saturating_sub(self.lane.header_bytes);
+        self.enter(MOVED, if len == UNTOLD { 0 } else { of_data });
     }
 }
 

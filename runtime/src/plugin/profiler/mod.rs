@@ -3,12 +3,14 @@
 //! The events of a call: the group of calls (`GroupApi`) has the calls (`CollApi`, `P2pApi`) and
 //! the launch (`KernelLaunch`); the group of operations (`Group`) has the operations (`Coll`,
 //! `P2p`), and an operation has the work of its channels (`KernelCh`) and its messages between
-//! hosts (`ProxyOp`, `ProxyStep`). A single call is a group of its own. An event is reported if the
-//! plugin asks for its kind, or for that of a part of it.
+//! hosts (`ProxyOp`, `ProxyStep`), of which network plugins tell parts (`NetPlugin`). A single call
+//! is a group of its own. An event is reported if the plugin asks for its kind, or for that of a
+//! part of it.
 
 mod calls;
 mod functions;
 mod messages;
+mod net_events;
 
 use super::load::Kind;
 use super::{Facts, Plugin, checked, logger, result_name};
@@ -17,10 +19,11 @@ use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use crate::op::follow::Watcher;
 use crate::op::{Bound, Call, Operation, Programs, Transfer};
-use crate::proxy::{CurrentCall, LIMIT, Serve, Worker};
+use crate::proxy::{self, CurrentCall, LIMIT, Serve, Worker};
 use calls::{Function, Looks, UnderWay};
 use functions::*;
 use messages::{MESSAGES, Messages, Numbered, OpEvents};
+pub(super) use net_events::net_event;
 use oxccl_plan::generate::GENERATORS;
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol};
 use oxccl_plan::{Carrier, Collective, DataType};
@@ -173,7 +176,8 @@ impl Instance {
     /// Makes a call about an event, unless the plugin hears of none any more. Returns whether it
     /// was made without an error; the log has the first one: nothing depends on it.
     fn tell(&self, function: Function, call: impl FnOnce(&Functions) -> ncclResult_t) -> bool {
-        let result = self.calls.call(function, || call(&self.plugin.functions));
+        let make = || self.calls.call(function, || call(&self.plugin.functions));
+        let result = proxy::beside(&self.current, function.name(), make);
         if let Some(failed) = result.filter(|result| *result != 0) {
             self.complain(function, failed);
         }
@@ -224,11 +228,33 @@ impl Instance {
     }
 
     fn begin(self: &Arc<Self>, parent: *mut c_void, body: Body) -> Event {
+        Event { instance: self.clone(), handle: self.start_event(parent, body) }
+    }
+
+    /// Begins an event. Returns its handle; null if the plugin has no use for its end.
+    fn start_event(&self, parent: *mut c_void, body: Body) -> *mut c_void {
         let mut handle = null_mut();
         let begun = self.tell(Function::StartEvent, |functions| {
             functions.start(self.context, self.comm, &mut handle, parent, body)
         });
-        Event { instance: self.clone(), handle: if begun { handle } else { null_mut() } }
+        if begun { handle } else { null_mut() }
+    }
+
+    /// Records a state of an event, unless the handle is null.
+    fn record(&self, handle: *mut c_void, state: c_int, value: u64) {
+        if !handle.is_null() {
+            let record = |functions: &Functions| functions.record(handle, state, value);
+            self.tell(Function::RecordEventState, record);
+        }
+    }
+
+    /// Ends an event that has not ended, unless the handle is null.
+    fn stop(&self, handle: *mut c_void) {
+        if !handle.is_null() {
+            // SAFETY: the handle is that of an event that has not ended.
+            let stop = |functions: &Functions| unsafe { (functions.stop_event)(handle) };
+            self.tell(Function::StopEvent, stop);
+        }
     }
 }
 
@@ -245,21 +271,14 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    fn record(&self, state: c_int, time_ns: u64) {
-        if !self.handle.is_null() {
-            let record = |functions: &Functions| functions.record(self.handle, state, time_ns);
-            self.instance.tell(Function::RecordEventState, record);
-        }
+    fn record(&self, state: c_int, value: u64) {
+        self.instance.record(self.handle, state, value);
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if !self.handle.is_null() {
-            // SAFETY: the handle is that of an event that has not ended.
-            let stop = |functions: &Functions| unsafe { (functions.stop_event)(self.handle) };
-            self.instance.tell(Function::StopEvent, stop);
-        }
+        self.instance.stop(self.handle);
     }
 }
 
