@@ -1062,4 +1062,14 @@ typedef struct Maps {
   Window windows[MAX_RANKS][WINDOWS];
 } Maps;
 
+// The times at which a thread block began and ended, in ns of the GPU's clock, in memory of the
+// host. Each kernel has the address of those of its blocks as its second argument; 0 unless a
+// profiler asks for them.
+typedef struct Stamp {
+  // The time at which it began.
+  uint64_t begun_ns;
+  // The time at which all of its threads had ended.
+  uint64_t ended_ns;
+} Stamp;
+
 }  // namespace oxccl

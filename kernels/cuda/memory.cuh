@@ -44,12 +44,37 @@ __device__ inline void await_stream() {
 #endif
 }
 
-// Defines a kernel of one argument, `argument`.
+__device__ inline uint64_t now_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Notes when a block begins. Without a profiler `stamps` is null, and as it is an argument of the
+// kernel, nobody waits to see that.
+__device__ inline void stamp_begin(volatile Stamp* stamps) {
+  if (stamps && threadIdx.x == 0) stamps[blockIdx.x].begun_ns = now_ns();
+}
+
+// Notes when all threads of a block have ended. The host looks once the kernel has.
+__device__ inline void stamp_end(volatile Stamp* stamps) {
+  if (!stamps) return;
+  __syncthreads();
+  if (threadIdx.x == 0) stamps[blockIdx.x].ended_ns = now_ns();
+}
+
+// Defines a kernel of one argument, `argument`. Its body may not leave the kernel early, as each
+// block notes its end.
 #define OXCCL_KERNEL(NAME, BOUNDS, ARGUMENT, ...)                    \
   extern "C" __global__ void __launch_bounds__ BOUNDS NAME(          \
-      const __grid_constant__ ARGUMENT argument) {                   \
+      const __grid_constant__ ARGUMENT argument,                     \
+      volatile oxccl::Stamp* const stamps) {                         \
     oxccl::await_stream();                                           \
-    __VA_ARGS__;                                                     \
+    oxccl::stamp_begin(stamps);                                      \
+    {                                                                \
+      __VA_ARGS__;                                                   \
+    }                                                                \
+    oxccl::stamp_end(stamps);                                        \
   }
 
 __device__ inline uint4 load_volatile(const char* at) {

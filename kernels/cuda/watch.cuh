@@ -14,12 +14,6 @@ constexpr uint64_t LOOK_NS = 500000;     // between looks at what is slow
 constexpr uint64_t TELL_EACH = 32;
 constexpr uint64_t TELL_NS = 100000000;
 
-__device__ inline uint64_t now_ns() {
-  uint64_t t;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-  return t;
-}
-
 __device__ inline Shared* common(const Rank& r) { return reinterpret_cast<Shared*>(r.common); }
 
 __device__ inline uint32_t faulty(const Rank& r) {

@@ -1,14 +1,15 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
-use crate::device::{Event, Stream};
+use crate::device::{Event, Stream, TimedBlocks};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use crate::op::descriptor::Descriptor;
 use crate::op::{Call, CallOptions, Operation, Transfer, Transfers};
-use crate::plugin::profiler::{Calls, Reported, Running, now_ns};
+use crate::plugin::profiler::{Calls, Reported, Running};
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -112,36 +113,47 @@ impl Events {
         reported: &[Reported],
         inline: bool,
     ) -> Result<()> {
-        let submit = |operation| match operation {
-            Operation::Exchange(_) | Operation::Batch(_) => {
-                comm.executor().submit_on_all(operation, stream, others)
-            }
-            operation => comm.executor().submit(operation, stream, inline),
-        };
-        let Some(calls) = self.find(comm) else { return submit(operation) };
-        let captured = stream.is_capturing();
-        let bound = operation.collectives().map(|(programs, call)| comm.likely(programs, call).0);
-        let running = calls.operation(&operation, &Vec::from_iter(bound), captured, reported);
-        let _launch = calls.kernel_launch(stream.id());
-        if !running.has_events() || captured {
-            return submit(operation);
-        }
         let executor = comm.executor();
-        running.called(executor.next_number());
-        let launched_ns = now_ns();
-        if let Some(begin) = executor.mark(stream) {
-            let submitted = submit(operation);
-            if let Some(end) = executor.mark(stream) {
-                calls.follow(running, executor.times(begin, end, launched_ns));
+        let submit = |operation, blocks: Option<&TimedBlocks>| match operation {
+            Operation::Exchange(_) | Operation::Batch(_) => {
+                executor.submit_on_all(operation, stream, others, blocks)
             }
-            return submitted;
+            operation => executor.submit(operation, stream, inline, blocks),
+        };
+        let Some(calls) = self.find(comm) else { return submit(operation, None) };
+        let report = |operation: &Operation, channels: &dyn Fn(usize) -> Range<u8>| {
+            let of_calls = operation.collectives();
+            let bound = of_calls.map(|(programs, call)| comm.likely(programs, call).0);
+            calls.operation(operation, &Vec::from_iter(bound), channels, reported)
+        };
+        let _launch = calls.kernel_launch(stream.id());
+        if stream.is_capturing() {
+            // The work of channels is not reported where it is captured.
+            let _captured = report(&operation, &|_| 0..0);
+            return submit(operation, None);
         }
+        if let Some(blocks) = executor.timed_blocks(calls.asks_for_channels()) {
+            // How many channels there are is known once the operation is launched.
+            submit(operation.clone(), Some(&blocks))?;
+            let running = report(&operation, &|part| blocks.of(part));
+            if running.has_events()
+                && let Some(end) = executor.mark(stream)
+            {
+                calls.follow(running, blocks.times(end));
+            }
+            return Ok(());
+        }
+        let running = report(&operation, &|_| 0..1);
+        if !running.has_events() {
+            return submit(operation, None);
+        }
+        running.called(executor.next_number());
         let running = Arc::new(Mutex::new(Some(running)));
         let begun = running.clone();
         executor.notify(stream, move || {
             lock(&begun).iter_mut().for_each(Running::begin_now);
         })?;
-        let submitted = submit(operation);
+        let submitted = submit(operation, None);
         executor.notify(stream, move || drop(lock(&running).take()))?;
         submitted
     }
@@ -307,7 +319,7 @@ pub fn operation(
 ) -> Result<()> {
     let (operation, stream) = (operation.into(), stream.into());
     if !active() && comm.profiler().is_none() {
-        return comm.executor().submit(operation, &stream, true);
+        return comm.executor().submit(operation, &stream, true, None);
     }
     submit_or_wait(comm, operation, (stream, None))
 }

@@ -413,6 +413,18 @@ pub struct Run {
     pub ended_ns: u64,
 }
 
+/// The times at which a thread block began and ended, in ns of the GPU's clock, in memory of the
+/// host. Each kernel has the address of those of its blocks as its second argument; 0 unless a
+/// profiler asks for them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stamp {
+    /// The time at which it began.
+    pub begun_ns: u64,
+    /// The time at which all of its threads had ended.
+    pub ended_ns: u64,
+}
+
 /// The counters of a channel, in the rank's own GPU memory: they hold what changes from launch to
 /// launch.
 #[repr(C)]

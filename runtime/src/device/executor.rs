@@ -15,7 +15,8 @@ use cuda::layout::Membership;
 use cuda::network::{Network, Remote};
 use cuda::rank::CudaRank;
 use cuda::reaper;
-use cuda::run::timing::Mark;
+use cuda::run::launch::Launch;
+use cuda::run::timing::{Mark, TimedBlocks};
 use cuda::sharing::registry::Key;
 use host::endpoint::{Endpoint, MAPPED, PeerMemory};
 use host::reach::{self, Process};
@@ -210,7 +211,7 @@ impl Executor {
         if let (Executor::Host(endpoint), Stream::Host(stream)) = (self, stream) {
             return stream.launch(endpoint, programs, call);
         }
-        Ok(self.submit(Operation::Collective(programs, *call), stream, false)?)
+        Ok(self.submit(Operation::Collective(programs, *call), stream, false, None)?)
     }
 
     /// Returns whether a collective runs together with the one or more that come before it in its
@@ -220,8 +221,15 @@ impl Executor {
     }
 
     /// Appends an operation to a stream, or to the graph that the stream captures. With `inline`
-    /// the calling thread may begin the operation. Blocks: never.
-    pub fn submit(&self, operation: Operation, stream: &Stream, inline: bool) -> Result<()> {
+    /// the calling thread may begin the operation. `blocks` are its thread blocks on a GPU, for a
+    /// profiler. Blocks: never.
+    pub fn submit(
+        &self,
+        operation: Operation,
+        stream: &Stream,
+        inline: bool,
+        blocks: Option<&TimedBlocks>,
+    ) -> Result<()> {
         match (self, stream) {
             (Executor::Host(endpoint), Stream::Host(stream)) => match operation {
                 Operation::Collective(programs, call) if inline => {
@@ -238,7 +246,8 @@ impl Executor {
                 let captured = stream.is_capturing();
                 let (at, number) = (Tick::now(), rank.recorder.issued.load(Ordering::Relaxed));
                 let number = (!captured).then_some(number);
-                cuda::run::launch::submit(cuda_rank, &operation, number, *on)?;
+                let launch = Launch { number, stream: *on, blocks };
+                cuda::run::launch::submit(cuda_rank, &operation, &launch)?;
                 if !captured {
                     rank.recorder.call_on_gpu(&What::of(&operation), on.0.addr(), at);
                 }
@@ -277,20 +286,23 @@ impl Executor {
     /// and where the driver refuses.
     pub fn mark(&self, stream: &Stream) -> Option<Mark> {
         let (Executor::Cuda(_, cuda_rank), Stream::Cuda(on)) = (self, stream) else { return None };
-        cuda_rank.timeline.mark(cuda_rank.gpu, *on).ok()
+        cuda_rank.timing.mark(cuda_rank.gpu, *on).ok()
     }
 
-    /// Returns a function that tells when an operation between two marks began and ended, in ns,
-    /// once it has ended. `launched_ns` is the time of its launch by the clock of the host.
-    pub fn times(
-        &self,
-        begin: Mark,
-        end: Mark,
-        launched_ns: u64,
-    ) -> impl FnMut() -> Option<(u64, u64)> + Send + use<> {
-        let timeline = self.cuda().map(|cuda_rank| cuda_rank.timeline.clone());
-        let mut marks = Some((begin, end));
-        move || timeline.as_ref()?.times(&mut marks, launched_ns)
+    /// Makes thread blocks of a GPU able to tell their times, for a profiler. Without memory for
+    /// that they tell none, and the log says so.
+    pub fn allocate_times(&self) {
+        let Some(cuda_rank) = self.cuda() else { return };
+        if let Err(error) = cuda_rank.timing.allocate(cuda_rank.gpu) {
+            let text = format!("a profiler is told of no channels: {error}");
+            log::line_of(Some(self.rank().number), Level::Warn, Subsystem::Profile, &text);
+        }
+    }
+
+    /// Returns the thread blocks of an operation that follows on a GPU; `None` in host memory.
+    /// `timed` tells whether a profiler asks for their times.
+    pub fn timed_blocks(&self, timed: bool) -> Option<TimedBlocks> {
+        self.cuda().map(|cuda_rank| TimedBlocks::new(&cuda_rank.timing, timed))
     }
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,
@@ -300,10 +312,11 @@ impl Executor {
         operation: Operation,
         first: &Stream,
         others: &[Stream],
+        blocks: Option<&TimedBlocks>,
     ) -> Result<()> {
         let _context = self.cuda().map(|cuda_rank| cuda_rank.gpu.enter()).transpose()?;
         others.iter().try_for_each(|other| first.join(other))?;
-        self.submit(operation, first, others.is_empty())?;
+        self.submit(operation, first, others.is_empty(), blocks)?;
         others.iter().try_for_each(|other| other.join(first))
     }
 

@@ -19,6 +19,7 @@ use std::cell::Cell;
 
 pub use cuda::create::Wishes;
 pub use cuda::driver::links::{GpuLinks, Link, links};
+pub use cuda::run::timing::TimedBlocks;
 #[cfg(feature = "testing")]
 pub(crate) use cuda::sharing::{exchange::decode as decode_datagram, offer::Offer as CudaOffer};
 pub use event::Event;

@@ -263,7 +263,7 @@ fn library_headers() -> [Header; 4] {
 }
 
 /// The structures that kernels take or point to.
-const KERNEL_TYPES: [&str; 20] = [
+const KERNEL_TYPES: [&str; 21] = [
     "Run",
     "Control",
     "Counters",
@@ -284,6 +284,7 @@ const KERNEL_TYPES: [&str; 20] = [
     "Peer",
     "Shared",
     "Maps",
+    "Stamp",
 ];
 
 fn all_headers() -> impl Iterator<Item = Header> {

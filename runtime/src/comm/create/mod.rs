@@ -345,6 +345,7 @@ fn attach(comm: &mut Communicator, profiler: Option<Profiler>) {
         log::line_of(Some(rank.number), Level::Warn, Subsystem::Profile, &text);
     });
     comm.executor.watch_messages(&profiler.messages());
+    comm.executor.allocate_times();
     comm.profiler = Some(profiler);
     monitor::also(profiler::look);
 }

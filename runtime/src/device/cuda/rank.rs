@@ -15,7 +15,7 @@ use crate::device::cuda::network::{Network, Remote};
 use crate::device::cuda::run::held;
 use crate::device::cuda::run::order::{self, Order};
 use crate::device::cuda::run::streams::LaunchedStreams;
-use crate::device::cuda::run::timing::Timeline;
+use crate::device::cuda::run::timing::Timing;
 use crate::device::cuda::sharing::exchange::Address;
 use crate::device::cuda::sharing::mapper::{self, Peer, Sharing};
 use crate::device::cuda::sharing::offer::{self, Offer, Shares};
@@ -56,8 +56,8 @@ pub struct CudaRank {
     pub engine_bytes: u64,
     /// The number of puts that copy engines carried out.
     pub engine_puts: AtomicU64,
-    /// The times of operations, for profilers.
-    pub timeline: Arc<Timeline>,
+    /// The times of thread blocks, for profilers.
+    pub timing: Arc<Timing>,
     owner: Weak<Rank>,
     shared: Arc<Memory>,
     /// The shared memory of the other ranks of this process, kept as long as kernels here may write
@@ -157,7 +157,7 @@ impl CudaRank {
             imports: Vec::new(),
             pinned: Vec::new(),
             control,
-            timeline: Arc::default(),
+            timing: Arc::default(),
             order: Mutex::new(Some(Order::new(mixes)?)),
             closing: Mutex::default(),
             used: LaunchedStreams::default(),
@@ -765,8 +765,8 @@ impl Drop for CudaRank {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else {
             // The process exits, and the driver with it: nothing may be given back any more.
             let given = (take(&mut self.imports), take(&mut self.pinned), self.sharing.take());
-            let (timed, network) = (self.timeline.take(), self.network.take());
-            forget((given, timed, network, self.order().take(), self.closing().take()));
+            let (marks, network) = (self.timing.take(), self.network.take());
+            forget((given, marks, network, self.order().take(), self.closing().take()));
             return;
         };
         *self.order() = None;

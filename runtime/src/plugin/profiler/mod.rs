@@ -31,6 +31,7 @@ use oxccl_plugin_abi::ncclResult_t;
 use oxccl_plugin_abi::profiler::*;
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::ops::Range;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -203,19 +204,18 @@ impl Instance {
     /// Ends the events of operations that have ended; returns whether there were any.
     fn end_followed(&self) -> bool {
         let mut moved = false;
-        while let Some((mut running, times_ns)) = self.take_ended() {
-            running.begin(times_ns.0);
-            running.end_ns = times_ns.1;
+        while let Some((mut running, times)) = self.take_ended() {
+            running.begin(|channel| times.get(usize::from(channel)).copied());
             moved = true;
         }
         moved
     }
 
-    /// Takes the oldest operation if it has ended, with the times of its beginning and end.
-    fn take_ended(&self) -> Option<(Running, (u64, u64))> {
+    /// Takes the oldest operation if it has ended, with the times of its channels.
+    fn take_ended(&self) -> Option<(Running, Vec<(u64, u64)>)> {
         let mut followed = self.followed();
-        let times_ns = followed.front_mut().and_then(|(_, times)| times())?;
-        followed.pop_front().map(|(running, _)| (running, times_ns))
+        let times = followed.front_mut().and_then(|(_, times)| times())?;
+        followed.pop_front().map(|(running, _)| (running, times))
     }
 
     fn complain(&self, function: Function, result: ncclResult_t) {
@@ -293,8 +293,8 @@ struct Keeper {
     current: Arc<CurrentCall>,
 }
 
-/// Returns when an operation began and ended, in ns, once it has ended.
-type Times = Box<dyn FnMut() -> Option<(u64, u64)> + Send>;
+/// Returns when each channel of an operation began and ended, in ns, once the operation has ended.
+type Times = Box<dyn FnMut() -> Option<Vec<(u64, u64)>> + Send>;
 
 impl Serve for Keeper {
     fn poll(&mut self) -> bool {
@@ -513,23 +513,30 @@ impl Calls {
         })
     }
 
-    /// Has the events of an operation on a GPU end when it has ended; `times` tells when that is.
+    /// Returns whether the plugin asks for the times of channels.
+    pub(crate) fn asks_for_channels(&self) -> bool {
+        self.instance.wants(KERNEL_CH)
+    }
+
+    /// Has the events of an operation on a GPU end when it has ended. Then `times` tells when each
+    /// of its channels began and ended, in ns, if the plugin had asked for that.
     pub(crate) fn follow(
         &self,
         running: Running,
-        times: impl FnMut() -> Option<(u64, u64)> + Send + 'static,
+        times: impl FnMut() -> Option<Vec<(u64, u64)>> + Send + 'static,
     ) {
         self.instance.followed().push_back((running, Box::new(times)));
         self.worker.wake_if_idle();
     }
 
     /// Begins an operation of the calls that were reported, which are `calls`. `bound` are the
-    /// plans of its collectives.
+    /// plans of its collectives, and `channels` returns the numbers of the channels that carry out
+    /// one of its collectives or transfers.
     pub(crate) fn operation(
         &self,
         operation: &Operation,
         bound: &[&Bound],
-        captured: bool,
+        channels: &dyn Fn(usize) -> Range<u8>,
         calls: &[Reported],
     ) -> Running {
         let instance = self.instance.clone();
@@ -539,21 +546,20 @@ impl Calls {
             _ => calls.get(i).map_or(null_mut(), |call| call.0),
         };
         let begin = |i: usize, body| self.instance.begin(parent(i), body);
-        // The work of channels is not reported where it is captured.
-        let channels = u8::from(!captured);
-        let events = match operation {
+        let count = |i: usize| channels(i).len() as u8;
+        let events: Vec<_> = match operation {
             Operation::Collective(..) | Operation::Batch(_)
                 if self.instance.wants(COLL | BELOW_OPERATION) =>
             {
-                let coll = |(programs, call): (&Arc<Programs>, &Call), bound: &Bound| {
-                    self.coll(bound, (call, programs.options.tag), (group, channels))
+                let coll = |i, (programs, call): (&Arc<Programs>, &Call), bound: &Bound| {
+                    self.coll(bound, (call, programs.options.tag), (group, count(i)))
                 };
-                let all = operation.collectives().zip(bound).map(|(of, bound)| coll(of, bound));
-                all.enumerate().map(|(i, body)| begin(i, body)).collect()
+                let all = operation.collectives().zip(bound).enumerate();
+                all.map(|(i, (of, bound))| begin(i, coll(i, of, bound))).collect()
             }
             Operation::Exchange(transfers) if self.instance.wants(P2P | BELOW_OPERATION) => {
                 let all = transfers.list.iter().enumerate();
-                all.map(|(i, transfer)| begin(i, p2p(transfer, (group, channels)))).collect()
+                all.map(|(i, transfer)| begin(i, p2p(transfer, (group, count(i))))).collect()
             }
             _ => Vec::new(),
         };
@@ -563,8 +569,9 @@ impl Calls {
             }
             _ => Vec::new(),
         };
+        let numbers = (0..events.len()).map(channels).collect();
         let of = Arc::new(OpEvents::new(events, transfers));
-        Running { instance, channels: Vec::new(), of, end_ns: 0 }
+        Running { instance, channels: Vec::new(), numbers, of }
     }
 
     fn coll(
@@ -614,10 +621,11 @@ impl Calls {
 pub(crate) struct Running {
     instance: Arc<Instance>,
     // End before the operation.
-    channels: Vec<Event>,
+    /// The channels that have begun, each with the time of its end in ns; 0: when this is dropped.
+    channels: Vec<(Event, u64)>,
+    /// The numbers of the channels of each event of the operation.
+    numbers: Vec<Range<u8>>,
     of: Arc<OpEvents>,
-    /// The time of the end in ns; 0: when this is dropped.
-    end_ns: u64,
 }
 
 impl Running {
@@ -635,16 +643,20 @@ impl Running {
 
     /// Notes that the operation begins to move data now.
     pub(crate) fn begin_now(&mut self) {
-        self.begin(now_ns());
+        if self.instance.wants(KERNEL_CH) {
+            let begun_ns = now_ns();
+            self.begin(|_| Some((begun_ns, 0)));
+        }
     }
 
-    fn begin(&mut self, time_ns: u64) {
-        if self.instance.wants(KERNEL_CH) {
-            let begin = |event: &Event| {
-                let body = ncclProfilerKernelCh_v4_t { channelId: 0, pTimer: time_ns };
-                self.instance.begin(event.handle, Body::KernelCh(body))
-            };
-            self.channels = self.of.events.iter().map(begin).collect();
+    /// Begins the events of channels with the times of their beginnings and ends, by their numbers.
+    fn begin(&mut self, times: impl Fn(u8) -> Option<(u64, u64)>) {
+        for (event, numbers) in self.of.events.iter().zip(&self.numbers) {
+            let timed = numbers.clone().filter_map(|number| Some((number, times(number)?)));
+            self.channels.extend(timed.map(|(number, (begun_ns, end_ns))| {
+                let channel = ncclProfilerKernelCh_v4_t { channelId: number, pTimer: begun_ns };
+                (self.instance.begin(event.handle, Body::KernelCh(channel)), end_ns)
+            }));
         }
     }
 }
@@ -653,14 +665,16 @@ impl Drop for Running {
     fn drop(&mut self) {
         // The first version with this state is 4.
         if self.instance.plugin.functions.version >= 4 {
-            let end_ns = if self.end_ns == 0 { now_ns() } else { self.end_ns };
-            self.channels.iter().for_each(|channel| channel.record(KERNEL_CH_STOP, end_ns));
+            for (channel, end_ns) in &self.channels {
+                let end_ns = if *end_ns == 0 { now_ns() } else { *end_ns };
+                channel.record(KERNEL_CH_STOP, end_ns);
+            }
         }
     }
 }
 
 /// Returns the time in ns, by a clock that never goes back; not 0.
-pub(crate) fn now_ns() -> u64 {
+fn now_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
 }

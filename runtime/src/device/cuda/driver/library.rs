@@ -261,17 +261,21 @@ fn attributes() -> [CUlaunchAttribute; 2] {
     ]
 }
 
-/// Launches a kernel with one structure as its argument.
+/// Launches a kernel with one structure as its argument, and the address of the [`abi::Stamp`]s of
+/// its blocks; 0 if nobody asks for their times.
 ///
 /// # Safety
-/// The kernel takes a `T`, and what `T` points to stays valid until the kernel has ended.
+/// The kernel takes a `T`, and what `T` points to stays valid until the kernel has ended, as do the
+/// stamps.
 pub unsafe fn launch<T>(
     kernel: Kernel,
     (blocks, threads): (u32, u32),
     argument: &T,
+    stamps: u64,
     stream: CUstream,
 ) -> Result<()> {
-    let mut arguments = [std::ptr::from_ref(argument).cast_mut().cast()];
+    let stamps = std::ptr::from_ref(&stamps).cast_mut().cast();
+    let mut arguments = [std::ptr::from_ref(argument).cast_mut().cast(), stamps];
     let mut attributes = attributes();
     let which = usize::from(!kernel.early)..1 + usize::from(kernel.clustered);
     let config = config((blocks, threads), stream, &mut attributes[which]);

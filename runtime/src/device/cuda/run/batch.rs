@@ -1,14 +1,13 @@
 //! Collectives of a group in one launch: each has warps and channels of its own, so that all are
 //! under way at once. A launch takes longer than what a small one does.
 
-use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, launch};
+use crate::device::cuda::driver::library::CLUSTER_BLOCKS;
 use crate::device::cuda::rank::CudaRank;
-use crate::device::cuda::run::launch::head;
+use crate::device::cuda::run::launch::{Launch, head};
 use crate::device::cuda::run::lines::{
     Shape, Unit, argument, channels, chunk_blocks, gains_by_clusters, longest, roles,
     whole_clusters,
 };
-use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use crate::op::{Batch, Bound, Call, Operation, Programs};
 use oxccl_kernels::abi;
@@ -71,12 +70,7 @@ fn fits(programs: &Programs, call: &Call) -> bool {
 }
 
 /// Launches the collectives of a batch.
-pub fn run(
-    cuda_rank: &Arc<CudaRank>,
-    batch: &Batch,
-    number: Option<u64>,
-    stream: Stream,
-) -> Result<()> {
+pub fn run(cuda_rank: &Arc<CudaRank>, batch: &Batch, launch: &Launch<'_>) -> Result<()> {
     let descriptor = batch.descriptor();
     // One that waits where any does comes first, and has the first thread block.
     let mut calls: Vec<_> = batch.calls().iter().collect();
@@ -92,7 +86,7 @@ pub fn run(
         let Bound { plan, phases, .. } = &programs.any;
         let unfit =
             || Error::Internal { what: format!("lines carry no {}", plan.algorithm.name()) };
-        let head = head(cuda_rank, descriptor, call, number);
+        let head = head(cuda_rank, descriptor, call, launch.number);
         let shape = Shape { units: spread.units(bytes[i]), ..spread.shape };
         let phases = phases.as_ref().ok_or_else(unfit)?;
         Ok(argument(head, phases, plan, call, (&shape, spread.roles)))
@@ -128,7 +122,7 @@ pub fn run(
     let shape = (blocks as u32, (channels * spread.roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the calls.
-    cuda_rank.launch(stream, || unsafe { launch(function, shape, &argument, stream.0) })
+    cuda_rank.launch(launch.stream, || unsafe { launch.kernel(function, shape, &argument) })
 }
 
 /// How a batch is spread over warps: facts that all ranks share.

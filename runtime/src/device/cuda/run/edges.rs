@@ -1,12 +1,10 @@
 //! Launching collectives over edges: between GPUs of several hosts.
 
-use crate::device::cuda::driver::library::launch;
 use crate::device::cuda::layout::SCRATCH_SLOTS;
 use crate::device::cuda::network::Network;
 use crate::device::cuda::rank::CudaRank;
-use crate::device::cuda::run::launch::{align_elems, slice};
+use crate::device::cuda::run::launch::{Launch, align_elems, slice};
 use crate::device::cuda::run::order;
-use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
@@ -52,11 +50,11 @@ pub fn collective(
     network: &Network,
     head: abi::Collective,
     (programs, call): (&Programs, &Call),
-    stream: Stream,
+    launch: &Launch<'_>,
 ) -> Result<()> {
     let argument = argument(cuda_rank, network, head, programs, call).inspect_err(|error| {
         // The peers wait for this rank, unless it is only captured.
-        if order::graph_of(stream).is_ok_and(|graph| graph.is_none()) {
+        if order::graph_of(launch.stream).is_ok_and(|graph| graph.is_none()) {
             cuda_rank.fail(error);
         }
     })?;
@@ -65,7 +63,7 @@ pub fn collective(
     let shape = (lanes, abi::BLOCK_THREADS as u32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
-    cuda_rank.launch(stream, || unsafe { launch(function, shape, &argument, stream.0) })
+    cuda_rank.launch(launch.stream, || unsafe { launch.kernel(function, shape, &argument) })
 }
 
 fn argument(

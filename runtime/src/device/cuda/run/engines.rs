@@ -121,7 +121,7 @@ pub fn launch_before(
     }
     let shape = (1, abi::EXPECT_THREADS as u32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's.
-    unsafe { launch(cuda_rank.functions.expect, shape, program, stream.0) }?;
+    unsafe { launch(cuda_rank.functions.expect, shape, program, 0, stream.0) }?;
     moves.iter().try_for_each(|one| one.launch(stream))
 }
 

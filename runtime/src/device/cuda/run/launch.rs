@@ -1,7 +1,7 @@
 //! Launching collectives and groups of sends and receives on a GPU.
 
 use crate::device::cuda::driver::cu;
-use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, launch};
+use crate::device::cuda::driver::library::{self, CLUSTER_BLOCKS, Kernel};
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::batch;
 use crate::device::cuda::run::edges;
@@ -9,6 +9,7 @@ use crate::device::cuda::run::engines;
 use crate::device::cuda::run::lines;
 use crate::device::cuda::run::one_sided;
 use crate::device::cuda::run::order;
+use crate::device::cuda::run::timing::TimedBlocks;
 use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use crate::op::descriptor::Descriptor;
@@ -34,6 +35,29 @@ const AGREE_BYTES: u64 = 512 << 10;
 const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin at multiples of this number of bytes.
 const ALIGN_BYTES: u64 = 16;
+
+/// How an operation is launched.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    /// The number of the operation among those of the rank; `None` in a graph.
+    pub number: Option<u64>,
+    /// The stream.
+    pub stream: Stream,
+    /// The thread blocks of the operation, for a profiler; `None` if none is told.
+    pub blocks: Option<&'a TimedBlocks>,
+}
+
+impl Launch<'_> {
+    /// Launches a kernel of the operation.
+    ///
+    /// # Safety
+    /// The kernel takes a `T`, and what `T` points to stays valid until the kernel has ended.
+    pub unsafe fn kernel<T>(&self, kernel: Kernel, shape: (u32, u32), argument: &T) -> Result<()> {
+        let stamps = self.blocks.map_or(0, |blocks| blocks.add(shape.0));
+        // SAFETY: by the contract of this function; the rank keeps the stamps while kernels run.
+        unsafe { library::launch(kernel, shape, argument, stamps, self.stream.0) }
+    }
+}
 
 /// Returns a call as kernels see it, of which all ranks are told what its descriptor says.
 pub fn head(
@@ -126,22 +150,16 @@ pub fn usual_topology(nranks: u32, lines: bool) -> Topology {
     topology_of(nranks, abi::MAX_CHANNELS as u32, (true, lines), engines::least_bytes(false))
 }
 
-/// Launches an operation after all that the communicator has launched. `number` is its number among
-/// the operations of the rank; `None` in a graph. Blocks: never.
-pub fn submit(
-    cuda_rank: &Arc<CudaRank>,
-    operation: &Operation,
-    number: Option<u64>,
-    stream: Stream,
-) -> Result<()> {
+/// Launches an operation after all that the communicator has launched. Blocks: never.
+pub fn submit(cuda_rank: &Arc<CudaRank>, operation: &Operation, launch: &Launch<'_>) -> Result<()> {
     match operation {
         Operation::Collective(programs, call) => {
-            let head = head(cuda_rank, programs.descriptor(call), call, number);
-            collective(cuda_rank, head, (programs, call), stream)
+            let head = head(cuda_rank, programs.descriptor(call), call, launch.number);
+            collective(cuda_rank, head, (programs, call), launch)
         }
-        Operation::Batch(batch) => batch::run(cuda_rank, batch, number, stream),
-        Operation::Exchange(transfers) => exchange(cuda_rank, &transfers.list, number, stream),
-        Operation::OneSided(item) => one_sided::run(cuda_rank, item, stream),
+        Operation::Batch(batch) => batch::run(cuda_rank, batch, launch),
+        Operation::Exchange(transfers) => exchange(cuda_rank, &transfers.list, launch),
+        Operation::OneSided(item) => one_sided::run(cuda_rank, item, launch.stream),
     }
 }
 
@@ -149,13 +167,13 @@ fn collective(
     cuda_rank: &Arc<CudaRank>,
     head: abi::Collective,
     (programs, call): (&Programs, &Call),
-    stream: Stream,
+    launch: &Launch<'_>,
 ) -> Result<()> {
     if let Some(network) = cuda_rank.network() {
-        return edges::collective(cuda_rank, network, head, (programs, call), stream);
+        return edges::collective(cuda_rank, network, head, (programs, call), launch);
     }
     if programs.any.carrier == Carrier::Lines {
-        return lines::collective(cuda_rank, head, (programs, call), stream);
+        return lines::collective(cuda_rank, head, (programs, call), launch);
     }
     if programs.any.carrier == Carrier::Packets {
         let bytes = call.count * call.dtype.size() as u64;
@@ -169,18 +187,19 @@ fn collective(
             (cuda_rank.functions.packets[call.dtype as usize], packets(&room, call, lines));
         // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
         // user's by the contract of the call.
-        return cuda_rank.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
+        return cuda_rank
+            .launch(launch.stream, || unsafe { launch.kernel(function, shape, &head) });
     }
     let _context = cuda_rank.gpu.enter()?;
-    let (mut argument, blocks) = bind(cuda_rank, head, programs, call, stream)?;
+    let (mut argument, blocks) = bind(cuda_rank, head, programs, call, launch.stream)?;
     let function = cuda_rank.functions.programs[call.dtype as usize];
     let shape = (blocks, abi::BLOCK_THREADS as u32);
-    cuda_rank.launch(stream, || {
+    cuda_rank.launch(launch.stream, || {
         if argument.engines != 0 {
-            engines::launch_before(cuda_rank, call, &mut argument, stream)?;
+            engines::launch_before(cuda_rank, call, &mut argument, launch.stream)?;
         }
         // SAFETY: as above.
-        unsafe { launch(function, shape, &argument, stream.0) }
+        unsafe { launch.kernel(function, shape, &argument) }
     })
 }
 
@@ -421,41 +440,37 @@ fn bind(
 }
 
 /// Launches the sends and receives of a group.
-fn exchange(
-    cuda_rank: &Arc<CudaRank>,
-    transfers: &[Transfer],
-    number: Option<u64>,
-    stream: Stream,
-) -> Result<()> {
+fn exchange(cuda_rank: &Arc<CudaRank>, transfers: &[Transfer], launch: &Launch<'_>) -> Result<()> {
     let (rank, nranks) = (cuda_rank.number, cuda_rank.nranks);
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();
-    let queues = queues(transfers, rank);
-    let rounds = rounds(&queues, (rank, nranks), depth(nranks));
+    let (queues, depth) = (queues(transfers, rank), depth(nranks));
+    let rounds = rounds(&queues, (rank, nranks), depth);
     if pairs.is_empty() && rounds.is_empty() {
         return Ok(());
     }
-    cuda_rank.launch(stream, || {
+    cuda_rank.launch(launch.stream, || {
         for (from, to) in &pairs {
             // SAFETY: the user's buffers, of these sizes by the contract of the call.
-            unsafe { cu!(cuMemcpyAsync(to.data as u64, from.data as u64, from.bytes, stream.0)) }?;
+            unsafe {
+                cu!(cuMemcpyAsync(to.data as u64, from.data as u64, from.bytes, launch.stream.0))
+            }?;
         }
-        rounds.iter().try_for_each(|queues| launch_messages(cuda_rank, queues, number, stream))
-    })
+        rounds.iter().try_for_each(|queues| launch_messages(cuda_rank, queues, launch))
+    })?;
+    if let Some(blocks) = launch.blocks {
+        blocks.spread(transfers.iter().map(queue_of), depth);
+    }
+    Ok(())
 }
 
 /// A queue (a peer × 2, + 1 for sending) and its messages.
 type Queue<'a> = (u32, &'a [abi::Message]);
 
-fn launch_messages(
-    cuda_rank: &CudaRank,
-    queues: &[Queue<'_>],
-    number: Option<u64>,
-    stream: Stream,
-) -> Result<()> {
+fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], launch: &Launch<'_>) -> Result<()> {
     let mut exchange = abi::Exchange {
         rank: cuda_rank.view,
-        call: call_of(number),
+        call: call_of(launch.number),
         lanes: 1,
         blocks: 1,
         queues: [0; abi::QUEUES],
@@ -492,6 +507,10 @@ fn launch_messages(
         (true, halves) => (halves.div_ceil(2), abi::BLOCK_THREADS as u32),
         (false, blocks) => (blocks, abi::EXCHANGE_THREADS as u32),
     };
+    if let Some(blocks) = launch.blocks {
+        let of_block = if cuda_rank.has_lines() { 2 } else { 1 };
+        blocks.note_queues(queues.iter().map(|(queue, _)| *queue), (exchange.blocks, of_block));
+    }
     // As for collectives in chunks, whose units have no slots.
     let large = cuda_rank.has_lines() && messages.iter().any(|m| m.slots == 0);
     let whole = shape.0.is_multiple_of(CLUSTER_BLOCKS);
@@ -503,11 +522,11 @@ fn launch_messages(
         let argument = abi::FewMessages { exchange, messages: filled(&messages) };
         // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of
         // the call.
-        unsafe { launch(few, shape, &argument, stream.0) }
+        unsafe { launch.kernel(few, shape, &argument) }
     } else {
         let argument = abi::ManyMessages { exchange, messages: filled(&messages) };
         // SAFETY: as above.
-        unsafe { launch(many, shape, &argument, stream.0) }
+        unsafe { launch.kernel(many, shape, &argument) }
     }
 }
 
@@ -549,6 +568,11 @@ fn filled<const N: usize>(messages: &[abi::Message]) -> [abi::Message; N] {
     all
 }
 
+/// Returns the queue of a message: the peer × 2, + 1 for sending.
+fn queue_of(transfer: &Transfer) -> u32 {
+    transfer.peer * 2 + u32::from(transfer.send)
+}
+
 /// Returns the messages with other ranks, by queue.
 fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
     let mut queues: Vec<(u32, Vec<abi::Message>)> = Vec::new();
@@ -562,7 +586,7 @@ fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
             digest: lines::message_digest(what, bytes),
             lanes: 0,
         };
-        let queue = t.peer * 2 + u32::from(t.send);
+        let queue = queue_of(t);
         match queues.binary_search_by_key(&queue, |(known, _)| *known) {
             Ok(at) => queues[at].1.push(message),
             Err(at) => queues.insert(at, (queue, vec![message])),

@@ -1,10 +1,9 @@
 //! Launching collectives over lines and chunks.
 
-use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, Kernels, launch};
+use crate::device::cuda::driver::library::{CLUSTER_BLOCKS, Kernels};
 use crate::device::cuda::layout::{chunk_rings, line_rings};
 use crate::device::cuda::rank::CudaRank;
-use crate::device::cuda::run::launch::align_elems;
-use crate::device::cuda::stream::Stream;
+use crate::device::cuda::run::launch::{Launch, align_elems};
 use crate::error::{Error, Result};
 use crate::op::descriptor::{GOLDEN, mix};
 use crate::op::{Bound, Call, Programs};
@@ -71,7 +70,7 @@ pub fn collective(
     cuda_rank: &Arc<CudaRank>,
     call: abi::Collective,
     (programs, of_user): (&Programs, &Call),
-    stream: Stream,
+    launch: &Launch<'_>,
 ) -> Result<()> {
     let Bound { plan, phases, .. } = &programs.any;
     let unfit = || Error::Internal { what: format!("lines carry no {}", plan.algorithm.name()) };
@@ -104,7 +103,7 @@ pub fn collective(
     let shape = (blocks as u32, (shape.channels * roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
-    cuda_rank.launch(stream, || unsafe { launch(function, shape, &argument, stream.0) })
+    cuda_rank.launch(launch.stream, || unsafe { launch.kernel(function, shape, &argument) })
 }
 
 /// The kinds of units into which the slices of a call are cut.

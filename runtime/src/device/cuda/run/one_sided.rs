@@ -76,7 +76,7 @@ fn signal_peer(
             (blocks.clamp(1, cuda_rank.channels as usize) as u32, abi::BLOCK_THREADS as u32);
         // SAFETY: the kernel takes this structure; the memory is the user's by the contract of the
         // call.
-        unsafe { launch(cuda_rank.functions.put, shape, &argument, stream.0) }
+        unsafe { launch(cuda_rank.functions.put, shape, &argument, 0, stream.0) }
     })
 }
 
@@ -107,7 +107,7 @@ fn wait(cuda_rank: &Arc<CudaRank>, list: &[Awaiting], stream: Stream) -> Result<
             let count = some.len() as u32;
             let argument = abi::SignalWait { rank: cuda_rank.view, count, what, awaited };
             // SAFETY: the kernel takes this structure, and points to the communicator's memory.
-            unsafe { launch(cuda_rank.functions.wait_signal, shape, &argument, stream.0) }
+            unsafe { launch(cuda_rank.functions.wait_signal, shape, &argument, 0, stream.0) }
         })
     })
 }

@@ -1,10 +1,26 @@
-//! The times of operations by the GPU's clock, for profilers.
+//! The thread blocks of operations and their times by the GPU's clock, for profilers.
 
-use crate::device::cuda::driver::{Gpu, cu};
+use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::device::cuda::event::Event;
+use crate::device::cuda::memory::pool::Block;
 use crate::device::cuda::stream::Stream;
 use crate::error::Result;
-use std::sync::{Mutex, MutexGuard};
+use oxccl_kernels::abi;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+/// The most thread blocks of an operation whose times are told: those of a launch that sends to as
+/// many ranks as it can, and receives from them. Profilers number channels by 8 bits.
+const MOST_BLOCKS: u32 = (abi::QUEUES * abi::LANES) as u32;
+const _: () = assert!(MOST_BLOCKS >= abi::MAX_CHANNELS as u32 && MOST_BLOCKS <= u8::MAX as u32);
+
+/// The operations that may be under way, or whose times are not read yet, at a time. Of further
+/// ones no times are told.
+const SLOTS: u32 = 512;
+
+/// Bytes of the stamps of an operation.
+const SLOT_BYTES: u64 = (MOST_BLOCKS as usize * size_of::<abi::Stamp>()) as u64;
 
 /// A mark in a stream: an event that was recorded there, and its GPU. Its context has to be current
 /// on threads that ask: in their own they would get one on the first GPU.
@@ -22,12 +38,6 @@ impl Mark {
     fn is_over(&self) -> bool {
         self.gpu.enter().and_then(|_context| self.event.query()).unwrap_or(true)
     }
-
-    fn ns_since(&self, earlier: &Mark) -> u64 {
-        let ms = self.gpu.enter().and_then(|_context| self.event.since(earlier.event));
-        let ms = ms.ok().flatten().unwrap_or(0.0);
-        (f64::from(ms.max(0.0)) * 1e6) as u64
-    }
 }
 
 impl Drop for Mark {
@@ -37,32 +47,55 @@ impl Drop for Mark {
     }
 }
 
-/// The time of a communicator: CUDA tells only the time between two events, and the less exactly
-/// the longer it is, so that each operation is timed by the one before.
+/// What a communicator has for profilers. Its rank keeps it until no kernel runs any more.
 #[derive(Default)]
-pub struct Timeline(Mutex<Marks>);
-
-#[derive(Default)]
-struct Marks {
-    /// The end of the last operation, and its time in ns.
-    last: Option<(Mark, u64)>,
+pub struct Timing {
+    /// `None` where nobody asks for times, or the driver has no memory for them.
+    stamps: OnceLock<Stamps>,
     /// Marks to use again: making one takes longer than using it.
-    free: Vec<Mark>,
+    marks: Mutex<Vec<Mark>>,
 }
 
-impl Timeline {
+/// Memory of the host into which kernels write the times of their blocks.
+struct Stamps {
+    block: Block,
+    /// The slots that no operation has. A slot into which kernels may still write stays away.
+    free: Mutex<Vec<u32>>,
+}
+
+impl Stamps {
+    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.free.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Returns the address of a slot.
+    fn at(&self, slot: u32) -> u64 {
+        self.block.at() + u64::from(slot) * SLOT_BYTES
+    }
+}
+
+impl Timing {
+    /// Allocates the memory for times. Not while operations are called: the driver may wait for the
+    /// work of the GPU.
+    pub fn allocate(&self, gpu: &'static Gpu) -> Result<()> {
+        let (_context, _relaxed) = (gpu.enter()?, Relaxed::begin()?);
+        let block = Block::on_host(gpu, SLOTS as usize * SLOT_BYTES as usize)?;
+        self.stamps.get_or_init(|| Stamps { block, free: Mutex::new((0..SLOTS).collect()) });
+        Ok(())
+    }
+
     /// Takes all that is to be destroyed.
     pub fn take(&self) -> impl Sized + use<> {
         std::mem::take(&mut *self.marks())
     }
 
-    fn marks(&self) -> MutexGuard<'_, Marks> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    fn marks(&self) -> MutexGuard<'_, Vec<Mark>> {
+        self.marks.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Marks the present end of a stream, which is not captured.
     pub fn mark(&self, gpu: &'static Gpu, stream: Stream) -> Result<Mark> {
-        let free = self.marks().free.pop();
+        let free = self.marks().pop();
         let new = || Event::new(gpu.index).map(|event| Mark { event, gpu });
         let mark = free.map_or_else(new, Ok)?;
         let _context = gpu.enter()?;
@@ -70,21 +103,177 @@ impl Timeline {
         unsafe { cu!(cuEventRecord(mark.event.0, stream.0)) }?;
         Ok(mark)
     }
+}
 
-    /// Returns the times in ns of an operation between two marks, once the GPU has come to the
-    /// second one; then the marks are taken. The first operation begins when it is launched, so
-    /// that the times of several communicators fit together.
-    pub fn times(&self, marks: &mut Option<(Mark, Mark)>, launched_ns: u64) -> Option<(u64, u64)> {
-        let (_, end) = marks.as_ref()?;
-        if !end.is_over() {
-            return None;
+/// The thread blocks of an operation, for a profiler that may ask for their times.
+pub struct TimedBlocks {
+    timing: Arc<Timing>,
+    asked: bool,
+    /// `None` if nobody asks for times, or there is no slot.
+    slot: Option<u32>,
+    /// The blocks of all launches so far.
+    count: Cell<u32>,
+    /// The blocks of each queue of messages in each launch, in their order.
+    queues: RefCell<Vec<(u32, Range<u32>)>>,
+    /// The blocks of each transfer; empty for collectives, which have all blocks.
+    of_transfers: RefCell<Vec<Range<u32>>>,
+}
+
+impl TimedBlocks {
+    /// Returns those of an operation that has launched nothing yet. `asked` tells whether the
+    /// profiler asks for times.
+    pub fn new(timing: &Arc<Timing>, asked: bool) -> Self {
+        let stamps = timing.stamps.get().filter(|_| asked);
+        let slot = stamps.and_then(|stamps| stamps.free().pop());
+        let (count, queues, of_transfers) = Default::default();
+        Self { timing: timing.clone(), asked, slot, count, queues, of_transfers }
+    }
+
+    /// Counts the blocks of a launch that follows; returns the address of their [`abi::Stamp`]s, 0
+    /// if no times are told.
+    pub fn add(&self, blocks: u32) -> u64 {
+        let first = self.count.replace(self.count.get() + blocks);
+        let Some(slot) = self.slot() else { return 0 };
+        let at = slot + u64::from(first) * size_of::<abi::Stamp>() as u64;
+        let stamps = std::ptr::with_exposed_provenance_mut::<abi::Stamp>(at as usize);
+        // SAFETY: so many stamps of the slot, into which no kernel writes yet; all zeros are
+        // stamps.
+        unsafe { stamps.write_bytes(0, blocks as usize) };
+        at
+    }
+
+    /// Notes the queues of messages that the launch which follows carries. Each has so many lanes,
+    /// of which a block carries so many, in the order of the queues.
+    pub fn note_queues(&self, queues: impl Iterator<Item = u32>, (lanes, of_block): (u32, u32)) {
+        let first = self.count.get();
+        let mut end = 0;
+        self.queues.borrow_mut().extend(queues.map(|queue| {
+            let begin = end;
+            end += lanes;
+            (queue, first + begin / of_block..first + end.div_ceil(of_block))
+        }));
+    }
+
+    /// Spreads transfers over the blocks of their queues, of which a launch carries up to `depth`
+    /// messages each. `queues` are those of the transfers, in their order.
+    pub fn spread(&self, queues: impl Iterator<Item = u32>, depth: usize) {
+        let launched = self.queues.borrow();
+        let mut before: Vec<u32> = Vec::new();
+        let blocks = queues.map(|queue| {
+            let number = before.iter().filter(|of| **of == queue).count();
+            before.push(queue);
+            let mut launches = launched.iter().filter(|(of, _)| *of == queue);
+            // The messages of a rank to itself are copied, by no block.
+            launches.nth(number / depth).map_or(0..0, |(_, blocks)| blocks.clone())
+        });
+        *self.of_transfers.borrow_mut() = blocks.collect();
+    }
+
+    /// Returns the address of the slot; `None` if no times are told.
+    fn slot(&self) -> Option<u64> {
+        let slot = self.slot.filter(|_| self.count.get() <= MOST_BLOCKS)?;
+        self.timing.stamps.get().map(|stamps| stamps.at(slot))
+    }
+
+    /// Returns the numbers of the blocks that carry out a part of the operation: a collective of a
+    /// batch, or a transfer. None if the profiler asks for times and will not be told any.
+    pub fn of(&self, part: usize) -> Range<u8> {
+        if self.asked && self.slot().is_none() {
+            return 0..0;
         }
-        let (begin, end) = marks.take()?;
-        let Marks { last, free } = &mut *self.marks();
-        let begin_ns = last.as_ref().map_or(launched_ns, |(mark, ns)| ns + begin.ns_since(mark));
-        let end_ns = begin_ns + end.ns_since(&begin);
-        free.push(begin);
-        free.extend(last.replace((end, end_ns)).map(|(mark, _)| mark));
-        Some((begin_ns, end_ns))
+        let of_transfers = self.of_transfers.borrow();
+        let all = 0..self.count.get();
+        let Range { start, end } = of_transfers.get(part).cloned().unwrap_or(all);
+        let number = |number| u8::try_from(number).unwrap_or(u8::MAX);
+        number(start)..number(end)
+    }
+
+    /// Returns a function that, once the GPU has come to a mark behind the operation, tells when
+    /// each block began and ended, in ns: nothing if there are no times.
+    pub fn times(self, end: Mark) -> impl FnMut() -> Option<Vec<(u64, u64)>> + Send + use<> {
+        let mut under_way = Some((self, end));
+        move || {
+            under_way.as_ref().filter(|(_, end)| end.is_over())?;
+            let (blocks, end) = under_way.take()?;
+            blocks.timing.marks().push(end);
+            Some(blocks.read())
+        }
+    }
+
+    /// Reads the times of an operation that has ended, whose slot is free then. What the kernels
+    /// wrote is visible, as the driver has said that they have ended. If it says so although they
+    /// have not run, there are no times.
+    fn read(self) -> Vec<(u64, u64)> {
+        let Some(slot) = self.slot() else {
+            self.count.set(0);
+            return Vec::new();
+        };
+        let stamps = std::ptr::with_exposed_provenance::<abi::Stamp>(slot as usize);
+        let time = |number: u32| {
+            // SAFETY: one of the operation's stamps, which no kernel writes any more.
+            let abi::Stamp { begun_ns, ended_ns } =
+                unsafe { stamps.add(number as usize).read_volatile() };
+            (begun_ns != 0 && begun_ns <= ended_ns).then_some((begun_ns, ended_ns))
+        };
+        let times = (0..self.count.get()).map(time).collect::<Option<Vec<_>>>();
+        // Otherwise it is unknown whether something still writes there.
+        if times.is_some() {
+            self.count.set(0);
+        }
+        times.unwrap_or_default()
+    }
+}
+
+impl Drop for TimedBlocks {
+    fn drop(&mut self) {
+        // Where something was launched and its end was not seen, kernels may still write.
+        let unused = self.slot.filter(|_| self.count.get() == 0);
+        if let Some((stamps, slot)) = self.timing.stamps.get().zip(unused) {
+            stamps.free().push(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(blocks: &TimedBlocks, count: usize) -> Vec<Range<u8>> {
+        (0..count).map(|part| blocks.of(part)).collect()
+    }
+
+    #[test]
+    fn a_transfer_has_the_blocks_of_its_queue_in_the_launch_that_takes_it() {
+        let blocks = TimedBlocks::new(&Arc::default(), false);
+        // Three lanes of each queue, two in a block; then one of queue 2, whose launches take two
+        // messages each. Queue 8 is that of the rank itself.
+        blocks.note_queues([2, 3].into_iter(), (3, 2));
+        blocks.add(3);
+        blocks.note_queues([2].into_iter(), (1, 2));
+        blocks.add(1);
+        blocks.spread([2, 8, 3, 2, 2, 3].into_iter(), 2);
+        assert_eq!(parts(&blocks, 6), [0..2, 0..0, 1..3, 0..2, 3..4, 1..3]);
+    }
+
+    #[test]
+    fn without_a_slot_blocks_are_counted_and_no_times_are_promised() {
+        let timing = Arc::new(Timing::default());
+        let launched = |asked| {
+            let blocks = TimedBlocks::new(&timing, asked);
+            assert_eq!((blocks.add(3), blocks.add(1)), (0, 0));
+            (blocks.of(0), blocks.of(1), blocks.read())
+        };
+        assert_eq!(launched(false), (0..4, 0..4, Vec::new()));
+        assert_eq!(launched(true), (0..0, 0..0, Vec::new()));
+    }
+
+    #[test]
+    fn no_more_blocks_are_told_than_a_profiler_has_numbers_for() {
+        let blocks = TimedBlocks::new(&Arc::default(), false);
+        blocks.add(300);
+        assert_eq!(parts(&blocks, 2), [0..255, 0..255]);
+        blocks.note_queues([2].into_iter(), (1, 1));
+        blocks.spread([2].into_iter(), 1);
+        assert!(parts(&blocks, 1)[0].is_empty());
     }
 }
