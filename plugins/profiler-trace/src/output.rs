@@ -98,7 +98,9 @@ fn push(events: &mut Vec<Value>, event: &Event, process: u32, (gpu_offset, day):
                 |gpu: u64, host| if gpu == 0 { host } else { i128::from(gpu) + gpu_offset - day };
             let times = (clock(event.gpu_ns.0, began), clock(event.gpu_ns.1, ended));
             let name = format!("channel {number}");
-            span(events, event, process, (&name, event.parent), times, json!({}));
+            // Those of an operation overlap, so they are not nested in it.
+            let args = json!({ "operation": format!("{:#x}", event.parent) });
+            span(events, event, process, (&name, event.id), times, args);
         }
     }
 }
@@ -251,7 +253,8 @@ mod tests {
         let [began, ended] = ["b", "e"].map(|phase| of(phase, "channel 0")[0]["ts"].as_f64());
         // It began at 70 ns of the GPU's clock, of which the host was told at 1500 ns.
         assert_eq!((began, ended), (Some(1.5), Some(1.9)));
-        assert_eq!(of("b", "channel 0")[0]["id2"], of("b", "AllReduce")[0]["id2"]);
+        assert_ne!(of("b", "channel 0")[0]["id2"], of("b", "AllReduce")[0]["id2"]);
+        assert_eq!(of("b", "channel 0")[0]["id2"], of("e", "channel 0")[0]["id2"]);
         assert_ne!(of("b", "AllReduce")[0]["id2"], of("b", "AllReduce")[1]["id2"]);
     }
 
