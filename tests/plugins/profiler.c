@@ -1,7 +1,9 @@
 /* A profiler plugin of the version VERSION. It checks how it is used: parents, names, the order of
- * states, the end of each event, and that what the net plugin tells is part of the right message. FIXTURE may also be `no handles` or `null context`. FIXTURE_MASK is the
- * sum of the kinds of events that it asks for. FIXTURE_REPORT is a file to which the kinds of events are
- * appended, what is missing, and the messages of each lane that the net plugin has told of. */
+ * states, the end of each event, and that what the net plugin tells is part of the right message. FIXTURE
+ * may also be `no handles` or `null context`. FIXTURE_MASK is the sum of the kinds of events that it asks
+ * for. FIXTURE_REPORT is a file to which the kinds of events are appended, what is missing, and the
+ * messages of each lane that the net plugin has told of. With FIXTURE_BLOCKS channels are thread blocks of
+ * a GPU: an operation may have several, of which those of a number run one after the other. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -10,14 +12,20 @@
 
 #define KINDS 16
 
+/* Of a channel by its number: the times of the beginning and the end of what it ran last. */
+struct channel {
+  uint64_t begin_ns, end_ns;
+};
+
 struct context {
   int mark, events, rank;
+  struct channel channels[256];
 };
 enum { MARK = 4712 };
 static int contexts, captured, begun[KINDS], ended[KINDS];
 
 /* The context of a communicator; with FIXTURE=null context, what a null pointer stands for. */
-static struct context unmade = {MARK, 0, -1};
+static struct context unmade = {MARK, 0, -1, {{0, 0}}};
 static struct context *context_of(void *ctx) {
   if (!is("null context")) return ctx;
   return ctx ? NULL : &unmade;
@@ -39,6 +47,11 @@ struct event {
   uint64_t kind, begin_ns;
   struct event *parent;
   int state, over;
+  /* Of operations: the number of channels that they say they have. Of channels: their number. */
+  int channels, channel;
+  /* Of operations: the channels that came, and their numbers. */
+  int came;
+  uint64_t numbers[4];
   /* Of the messages in a direction: whether they are sent, how many there are, and their most bytes. */
   int sends, steps;
   size_t most;
@@ -51,14 +64,9 @@ struct event {
 #define HEADER 16
 
 /* Events are kept until the end, so that late uses are noticed. */
-#define MOST 100000
+#define MOST 400000
 static struct event events[MOST];
 static int used;
-
-#if VERSION >= 4
-/* The channels of the operations that were reported. */
-static int channels;
-#endif
 
 static ncclResult_t wrong(const char *what) {
   fprintf(stderr, "wrong use: %s\n", what);
@@ -101,8 +109,13 @@ __attribute__((destructor)) static void report(void) {
     if (begun[i]) fprintf(to, "kind %d\n", i);
   }
 #if VERSION >= 4
-  int told = begun[number(ncclProfileKernelCh)];
-  if (told && told != channels) fprintf(to, "%d channels are left out\n", channels - told);
+  int several = 0;
+  for (int i = 0; i < used && i < MOST && begun[number(ncclProfileKernelCh)]; i++) {
+    const struct event *of = &events[i];
+    if (of->came != of->channels) fprintf(to, "%d channels are left out\n", of->channels - of->came);
+    several |= of->came > 1;
+  }
+  if (several) fprintf(to, "several channels\n");
 #endif
   if (captured) fprintf(to, "captured\n");
   report_lanes(to);
@@ -124,7 +137,8 @@ static ncclResult_t begin(void **ctx, int *mask, int rank) {
   if (!__atomic_fetch_add(&inits, 1, __ATOMIC_SEQ_CST)) *mask = mask_of_process();
   if (is("null context")) return ncclSuccess;
   struct context *made = calloc(1, sizeof *made);
-  *made = (struct context){MARK, 0, rank};
+  made->mark = MARK;
+  made->rank = rank;
   *ctx = made;
   __atomic_add_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
@@ -187,6 +201,23 @@ static void check_size(const struct event *of) {
   if (!of->part->over) wrong("the end of a message before that of a part");
   if (VERSION >= 4 && (of->lane->sends || of->bytes) && of->bytes + HEADER != of->of_part) wrong("the size of a part");
 }
+
+/* Notes a channel of an operation; returns whether it is the first one with its number. */
+static int comes(struct event *of, unsigned channel) {
+  uint64_t bit = 1ull << channel % 64, *numbers = &of->numbers[channel / 64];
+  of->came++;
+  int known = (*numbers & bit) != 0;
+  *numbers |= bit;
+  return !known;
+}
+#endif
+
+#if VERSION >= 4
+/* Whether a block may begin at a time: those of a number run one after the other. Collectives of one
+ * launch share all blocks, and two transfers may share one. */
+static int may_begin(const struct channel *of, uint64_t begin_ns) {
+  return !getenv("FIXTURE_BLOCKS") || begin_ns == of->begin_ns || begin_ns >= of->end_ns;
+}
 #endif
 
 static void check(const V(ncclProfilerEventDescr) * of, struct event *parent) {
@@ -205,7 +236,7 @@ static void check(const V(ncclProfilerEventDescr) * of, struct event *parent) {
       if (strlen(of->coll.proto) < 2) wrong("the protocol");
 #endif
 #if VERSION >= 4
-      if (of->coll.nChannels > 1) wrong("the number of channels");
+      if (of->coll.nChannels > 1 && !getenv("FIXTURE_BLOCKS")) wrong("the number of channels");
 #endif
       if (of->coll.root < 0 || of->coll.count > 1ul << 40) wrong("the root or the count");
 #if VERSION >= 7
@@ -241,6 +272,7 @@ static void check(const V(ncclProfilerEventDescr) * of, struct event *parent) {
 #if VERSION >= 3
     case ncclProfileKernelCh:
       if (!PARENT(parent, ncclProfileColl) && !PARENT(parent, ncclProfileP2p)) wrong("a channel");
+      if (parent && !comes(parent, of->kernelCh.channelId)) wrong("a channel that was there");
       break;
     case ncclProfileNetPlugin:
       check_part(of, parent);
@@ -279,15 +311,17 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
   check(of, parent);
   int at = __atomic_fetch_add(&used, 1, __ATOMIC_SEQ_CST);
   if (at >= MOST) return wrong("too many events");
-#if VERSION >= 4
-  int own = of->type == ncclProfileColl  ? of->coll.nChannels
-            : of->type == ncclProfileP2p ? of->p2p.nChannels
-                                         : 0;
-  __atomic_add_fetch(&channels, own, __ATOMIC_SEQ_CST);
-#endif
   events[at] = (struct event){.in = in, .kind = of->type, .parent = parent};
 #if VERSION >= 4
-  if (of->type == ncclProfileKernelCh) events[at].begin_ns = of->kernelCh.pTimer;
+  if (of->type == ncclProfileColl) events[at].channels = of->coll.nChannels;
+  if (of->type == ncclProfileP2p) events[at].channels = of->p2p.nChannels;
+  if (of->type == ncclProfileKernelCh) {
+    struct channel *channel = &in->channels[of->kernelCh.channelId];
+    if (!may_begin(channel, of->kernelCh.pTimer)) wrong("the order of channels");
+    channel->begin_ns = of->kernelCh.pTimer;
+    events[at].begin_ns = of->kernelCh.pTimer;
+    events[at].channel = of->kernelCh.channelId;
+  }
 #endif
   if (of->type == ncclProfileProxyOp) {
     events[at].sends = of->proxyOp.isSend;
@@ -362,7 +396,10 @@ static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t stat
   of->state = state;
   ENTER("recordEventState");
 #if VERSION >= 4
-  if (state == ncclProfilerKernelChStop && args->kernelCh.pTimer < of->begin_ns) return wrong("a time");
+  if (state == ncclProfilerKernelChStop) {
+    if (args->kernelCh.pTimer < of->begin_ns) return wrong("a time");
+    of->in->channels[of->channel].end_ns = args->kernelCh.pTimer;
+  }
   if (is_message && args->proxyStep.transSize > of->parent->most)
     return wrong("the size of a message");
   if (is_message) of->bytes = args->proxyStep.transSize;
