@@ -64,11 +64,12 @@ __device__ inline void stamp_end(volatile Stamp* stamps) {
 }
 
 // Defines a kernel of one argument, `argument`. Its body may not leave the kernel early, as each
-// block notes its end.
+// block notes its end. The stamps come first: they are fetched with what each block reads first of
+// its argument, and a look at them behind it would take 0.1 µs.
 #define OXCCL_KERNEL(NAME, BOUNDS, ARGUMENT, ...)                    \
   extern "C" __global__ void __launch_bounds__ BOUNDS NAME(          \
-      const __grid_constant__ ARGUMENT argument,                     \
-      volatile oxccl::Stamp* const stamps) {                         \
+      volatile oxccl::Stamp* const stamps,                           \
+      const __grid_constant__ ARGUMENT argument) {                   \
     oxccl::await_stream();                                           \
     oxccl::stamp_begin(stamps);                                      \
     {                                                                \

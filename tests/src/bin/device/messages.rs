@@ -67,7 +67,8 @@ impl Mail {
 fn pattern(round: u64, from: i32, to: i32, number: usize, bytes: usize) -> Vec<u8> {
     let pair = (from as u64) << 40 | (to as u64) << 32;
     let mut random = Random(round << 48 | pair | number as u64);
-    (0..bytes).map(|_| random.draw() as u8).collect()
+    let words = (0..bytes.div_ceil(8)).flat_map(|_| random.draw().to_ne_bytes());
+    words.take(bytes).collect()
 }
 
 /// Every rank sends messages of many sizes to every rank in one group, three times.
