@@ -1063,7 +1063,7 @@ typedef struct Maps {
 } Maps;
 
 // The times at which a thread block began and ended, in ns of the GPU's clock, in memory of the
-// host. Each kernel has the address of those of its blocks as its first argument; 0 unless a
+// host. Each kernel has the address of those of its blocks as its second argument; 0 unless a
 // profiler asks for them.
 typedef struct Stamp {
   // The time at which it began.

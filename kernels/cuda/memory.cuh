@@ -51,25 +51,25 @@ __device__ inline uint64_t now_ns() {
 }
 
 // Notes when a block begins. Without a profiler `stamps` is null, and as it is an argument of the
-// kernel, nobody waits to see that.
+// kernel, nobody waits to see that. What profilers need lies behind the code that others run.
 __device__ inline void stamp_begin(volatile Stamp* stamps) {
-  if (stamps && threadIdx.x == 0) stamps[blockIdx.x].begun_ns = now_ns();
+  if (__builtin_expect(stamps != nullptr, 0) && threadIdx.x == 0)
+    stamps[blockIdx.x].begun_ns = now_ns();
 }
 
 // Notes when all threads of a block have ended. The host looks once the kernel has.
 __device__ inline void stamp_end(volatile Stamp* stamps) {
-  if (!stamps) return;
+  if (__builtin_expect(!stamps, 1)) return;
   __syncthreads();
   if (threadIdx.x == 0) stamps[blockIdx.x].ended_ns = now_ns();
 }
 
 // Defines a kernel of one argument, `argument`. Its body may not leave the kernel early, as each
-// block notes its end. The stamps come first: they are fetched with what each block reads first of
-// its argument, and a look at them behind it would take 0.1 µs.
+// block notes its end.
 #define OXCCL_KERNEL(NAME, BOUNDS, ARGUMENT, ...)                    \
   extern "C" __global__ void __launch_bounds__ BOUNDS NAME(          \
-      volatile oxccl::Stamp* const stamps,                           \
-      const __grid_constant__ ARGUMENT argument) {                   \
+      const __grid_constant__ ARGUMENT argument,                     \
+      volatile oxccl::Stamp* const stamps) {                         \
     oxccl::await_stream();                                           \
     oxccl::stamp_begin(stamps);                                      \
     {                                                                \

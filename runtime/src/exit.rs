@@ -6,6 +6,7 @@
 //! further visit begin and waits for those under way.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ struct State {
 struct Gate {
     state: Mutex<State>,
     changed: Condvar,
+    /// True once the exit handler runs.
+    ends: AtomicBool,
 }
 
 static DRIVER: Gate = Gate::new();
@@ -40,7 +43,7 @@ thread_local! {
 impl Gate {
     const fn new() -> Self {
         let state = Mutex::new(State { closed: false, visits: 0 });
-        Self { state, changed: Condvar::new() }
+        Self { state, changed: Condvar::new(), ends: AtomicBool::new(false) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -71,6 +74,17 @@ impl Gate {
             state = waited.unwrap_or_else(|e| e.into_inner()).0;
         }
         true
+    }
+
+    /// Closes the gate and waits for the visits under way, and once more after `give_up` where they
+    /// take longer. Does nothing when it is called again, as the exit handler is for each of its
+    /// registrations: a visit that does not end would hold the exit up each time.
+    fn end(&self, limits: [Duration; 2], give_up: impl FnOnce()) {
+        if self.ends.swap(true, Ordering::SeqCst) || self.close(limits[0]) {
+            return;
+        }
+        give_up();
+        self.close(limits[1]);
     }
 }
 
@@ -106,13 +120,14 @@ pub(crate) fn is_own_thread() -> bool {
 
 extern "C" fn close() {
     // A forked child has none of these threads, but may have inherited the count of their visits.
-    if crate::fork::forked() || DRIVER.close(PATIENCE) {
+    if crate::fork::forked() {
         return;
     }
-    if let Some(give_up) = GIVE_UP.get() {
-        give_up();
-    }
-    DRIVER.close(LIMIT);
+    DRIVER.end([PATIENCE, LIMIT], || {
+        if let Some(give_up) = GIVE_UP.get() {
+            give_up();
+        }
+    });
 }
 
 /// Registers the exit handler to run before those that are registered already. To be called after
@@ -133,7 +148,6 @@ pub(crate) fn close_before_others() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn no_thread_is_in_the_driver_after_the_gate_is_closed() {
@@ -168,7 +182,11 @@ mod tests {
     fn a_visit_that_does_not_end_holds_the_exit_up_for_a_bounded_time() {
         static GATE: Gate = Gate::new();
         let visit = GATE.visit();
-        assert!(!GATE.close(Duration::from_millis(1)) && GATE.visit().is_none());
+        let mut given_up = false;
+        GATE.end([Duration::from_millis(1); 2], || given_up = true);
+        assert!(given_up && GATE.visit().is_none());
+        // The next registration of the handler waits no more.
+        GATE.end([Duration::MAX; 2], || unreachable!("it has given up before"));
         drop(visit);
         assert!(GATE.close(Duration::ZERO));
     }

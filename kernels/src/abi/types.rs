@@ -414,7 +414,7 @@ pub struct Run {
 }
 
 /// The times at which a thread block began and ended, in ns of the GPU's clock, in memory of the
-/// host. Each kernel has the address of those of its blocks as its first argument; 0 unless a
+/// host. Each kernel has the address of those of its blocks as its second argument; 0 unless a
 /// profiler asks for them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

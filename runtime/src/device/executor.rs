@@ -112,6 +112,17 @@ impl Unfinished {
         Ok(Unfinished::Cuda(rank, Box::new(made)))
     }
 
+    /// Makes thread blocks of a GPU able to tell their times, for a profiler. Without memory for
+    /// that they tell none, and the log says so. Before operations may run: the driver may wait for
+    /// the work of the GPU.
+    pub fn allocate_times(&self) {
+        let Unfinished::Cuda(rank, cuda_rank) = self else { return };
+        if let Err(error) = cuda_rank.timing.allocate(cuda_rank.gpu) {
+            let text = format!("a profiler is told of no channels: {error}");
+            log::line_of(Some(rank.number), Level::Warn, Subsystem::Profile, &text);
+        }
+    }
+
     /// Returns what the other ranks must know about this rank before anything runs.
     pub fn abilities(&self) -> Vec<u8> {
         match self {
@@ -287,16 +298,6 @@ impl Executor {
     pub fn mark(&self, stream: &Stream) -> Option<Mark> {
         let (Executor::Cuda(_, cuda_rank), Stream::Cuda(on)) = (self, stream) else { return None };
         cuda_rank.timing.mark(cuda_rank.gpu, *on).ok()
-    }
-
-    /// Makes thread blocks of a GPU able to tell their times, for a profiler. Without memory for
-    /// that they tell none, and the log says so.
-    pub fn allocate_times(&self) {
-        let Some(cuda_rank) = self.cuda() else { return };
-        if let Err(error) = cuda_rank.timing.allocate(cuda_rank.gpu) {
-            let text = format!("a profiler is told of no channels: {error}");
-            log::line_of(Some(self.rank().number), Level::Warn, Subsystem::Profile, &text);
-        }
     }
 
     /// Returns the thread blocks of an operation that follows on a GPU; `None` in host memory.

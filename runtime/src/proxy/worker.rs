@@ -154,7 +154,10 @@ impl<S> Drop for Worker<S> {
         self.thread.unpark();
         let start = Instant::now();
         let ended = || self.shared.ended.load(Ordering::Acquire);
-        let limit = || match self.shared.current.is_in_other() {
+        // Another plugin may be called for a moment.
+        let current = &self.shared.current;
+        let lasts = || current.stuck().is_some() || current.lasting(CLOSING_OTHER).is_some();
+        let limit = || match current.is_in_other() && lasts() {
             true => CLOSING_OTHER,
             false => CLOSING,
         };

@@ -260,6 +260,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     };
     own.set_controls(links.controls);
     let unfinished = Unfinished::make(device, parts, &options.of_device(), rendezvous)?;
+    profiler.iter().for_each(|_| unfinished.allocate_times());
     let policy = members.infos[0].policy(&members.infos[rank as usize]);
     // The last round: all counters are set and connections made before any operation runs.
     let answers = match rendezvous.gather(&unfinished.abilities()) {
@@ -272,10 +273,9 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
         }
     };
     device::note_waiting_threads(members.on_this_machine() * (1 + links.threads));
-    let child_meetings = child_meetings(id, control, &members);
     let (executor, topology) = unfinished.finish(&answers, members.team(), policy.single());
-    let parts = (executor, topology, policy);
-    let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
+    let (parts, meetings) = ((executor, topology, policy), child_meetings(id, control, &members));
+    let mut comm = Communicator::new(parts, device, options, Some(meetings));
     (comm.reductions, comm.tuner) = (reductions.unwrap_or_default(), tuner);
     attach(&mut comm, profiler);
     links::watch(&own, signs)?;
@@ -345,7 +345,6 @@ fn attach(comm: &mut Communicator, profiler: Option<Profiler>) {
         log::line_of(Some(rank.number), Level::Warn, Subsystem::Profile, &text);
     });
     comm.executor.watch_messages(&profiler.messages());
-    comm.executor.allocate_times();
     comm.profiler = Some(profiler);
     monitor::also(profiler::look);
 }
@@ -385,12 +384,14 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
         memory: Vec::new(),
     };
     let unfinished = Unfinished::make(device, parts, &options.of_device(), &mut nobody)?;
+    let facts = Facts { comm: number, name, hosts: vec![1], rank: 0 };
+    let profiler = Profiler::start(&facts);
+    profiler.iter().for_each(|_| unfinished.allocate_times());
     let answers = [unfinished.abilities()];
     let (executor, topology) = unfinished.finish(&answers, 1, None);
     let parts = (executor, topology, Policy::default());
     let mut comm = Communicator::new(parts, device, options, None);
-    let facts = Facts { comm: number, name, hosts: vec![1], rank: 0 };
-    attach(&mut comm, Profiler::start(&facts));
+    attach(&mut comm, profiler);
     apply_timeout(&comm);
     comm.executor.rank().recorder.enter(Stage::Running);
     tell(&comm, &facts, None, begun);

@@ -24,9 +24,11 @@ const INLINE: Budget = Budget { polls: 64, bytes: 16 << 10 };
 /// pending one can advance.
 const FAR_AHEAD: usize = 8;
 const LOOK_EVERY: usize = 4;
-/// The time for which a thread owns a stream at most, a few microseconds but for the time in which
-/// it does not run.
-const OWNED: Duration = Duration::from_secs(1);
+/// The time for which a thread owns a stream at most: that which a profiler may take for a call.
+/// But for that it owns it for a few microseconds.
+pub(super) const OWNED: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 10_000 });
+/// The most that counts of the time between two looks: the process may have been stopped.
+const GAP: Duration = Duration::from_millis(100);
 /// The limits of one visit by a waiting thread.
 pub(super) const VISIT: Budget = Budget { polls: 32, bytes: 1 << 20 };
 
@@ -40,10 +42,12 @@ pub struct Stream {
     /// True while the worker knows that the stream has work.
     active: AtomicBool,
     error: Mutex<Option<Error>>,
-    /// Since when each look has found the stream owned by another thread.
-    owned_since: Mutex<Option<Instant>>,
+    /// For how long each look has found the stream owned by another thread, and the last look.
+    owned: Mutex<Option<(Duration, Instant)>>,
     /// The ranks whose profilers are told of work here, and may not return.
     told: Mutex<Vec<Weak<Rank>>>,
+    /// True once there was one.
+    is_told: AtomicBool,
 }
 
 #[derive(Default)]
@@ -132,6 +136,8 @@ impl Stream {
         if !told.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(rank))) {
             told.retain(|known| known.strong_count() > 0);
             told.push(Arc::downgrade(rank));
+            self.is_told.store(true, Ordering::Release);
+            worker::PROFILED.store(true, Ordering::Relaxed);
         }
         drop(told);
         self.enqueue(Work::Notify(notice), true)
@@ -239,8 +245,10 @@ impl Stream {
     /// Returns whether all work is complete. An error of the work is delivered once, here or by
     /// [`synchronize`](Self::synchronize).
     pub fn query(&self) -> Result<bool> {
-        if self.advance(VISIT) != Progress::Idle && self.pending.load(Ordering::Acquire) > 0 {
-            return Ok(false);
+        let found = self.advance(VISIT);
+        if found != Progress::Idle && self.pending.load(Ordering::Acquire) > 0 {
+            worker::stand_in();
+            return self.give_up_behind(found).map_or(Ok(false), Err);
         }
         self.take_error().map(|()| true)
     }
@@ -251,24 +259,32 @@ impl Stream {
 
     /// Gives up what waits behind a thread that owns the stream and does not give it back, as a
     /// profiler does not return, once that has failed the communicator: nothing of it touches
-    /// memory any more, should the thread come back after all. Returns the communicator's rank and
-    /// failure then. Takes what a look has found. Blocks: never.
-    pub(super) fn give_up_behind(&self, found: Progress) -> Option<(Arc<Rank>, Error)> {
-        let mut since = lock(&self.owned_since);
+    /// memory any more, should the thread come back after all. Returns the failure then, once no
+    /// peer writes any more, or may not end. Takes what a look has found. Blocks: never.
+    pub(super) fn give_up_behind(&self, found: Progress) -> Option<Error> {
+        if !self.is_told.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut owned = lock(&self.owned);
         if found != Progress::Owned {
-            *since = None;
+            *owned = None;
             return None;
         }
-        if since.get_or_insert_with(Instant::now).elapsed() < OWNED {
+        let now = Instant::now();
+        let (so_far, looked) = owned.unwrap_or((Duration::ZERO, now));
+        let lasted = so_far + GAP.min(now - looked);
+        *owned = Some((lasted, now));
+        drop(owned);
+        if lasted < OWNED {
             return None;
         }
-        drop(since);
         let told: Vec<_> = lock(&self.told).iter().filter_map(Weak::upgrade).collect();
-        let left = told.into_iter().find_map(|rank| rank.failure().map(|error| (rank, error)));
-        if let Some((_, error)) = &left {
-            self.queue().tasks.iter_mut().for_each(|task| task.abandon(error));
+        let (rank, error) = told.iter().find_map(|rank| Some((rank, rank.failure()?)))?;
+        if !rank.writers().is_empty() && lasted < OWNED + WRITERS {
+            return None;
         }
-        left
+        self.queue().tasks.iter_mut().for_each(|task| task.abandon(&error));
+        Some(error)
     }
 
     /// Waits for all work, for at most `limit`. Returns false if the time is over. Fails if the
@@ -279,21 +295,16 @@ impl Stream {
             return Err(Error::usage("the stream is being captured", hint));
         }
         let mut left = None;
-        let done = worker::wait_until(limit, || match self.advance(VISIT) {
-            _ if self.pending.load(Ordering::Acquire) == 0 => Progress::Idle,
-            progress => {
-                left = self.give_up_behind(progress);
-                match progress {
-                    _ if left.is_some() => Progress::Idle,
-                    Progress::Idle => Progress::Stuck,
-                    progress => progress,
-                }
-            }
+        let done = worker::wait_until(limit, || {
+            let found = match self.advance(VISIT) {
+                _ if self.pending.load(Ordering::Acquire) == 0 => Progress::Idle,
+                Progress::Idle => Progress::Stuck,
+                progress => progress,
+            };
+            left = self.give_up_behind(found);
+            if left.is_some() { Progress::Idle } else { found }
         });
-        if let Some((rank, error)) = left {
-            // Peers may still write, if the operation that the thread is at goes on there.
-            let since = Instant::now();
-            worker::pause_while(|| !rank.writers().is_empty() && since.elapsed() < WRITERS);
+        if let Some(error) = left {
             return Err(error);
         }
         if !done {
@@ -394,6 +405,7 @@ mod tests {
         }
         // It may be slow.
         assert!(!stream.synchronize(Some(OWNED + OWNED / 4)).unwrap());
+        assert!(!stream.query().unwrap());
         stream.record(&event).unwrap();
         other.wait_event(&event).unwrap();
         rank.fail(Error::Aborted { by: "a test" });

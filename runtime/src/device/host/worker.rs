@@ -6,7 +6,7 @@
 //! looks regularly.
 
 use super::collective::Budget;
-use super::stream::{Progress, Stream, VISIT};
+use super::stream::{OWNED, Progress, Stream, VISIT};
 use super::task::HostFunction;
 use crate::error::{Error, Result};
 use crate::fork;
@@ -83,6 +83,7 @@ fn run() {
     let (mut pause, mut last_work) = (PAUSE, Instant::now());
     loop {
         // A task that panics fails by itself; no other panic may end this thread either.
+        *lock_looking() = Some(Instant::now());
         let look = catch_unwind(help).unwrap_or_else(|_| {
             log::line(
                 Level::Warn,
@@ -91,6 +92,7 @@ fn run() {
             );
             Progress::Stuck
         });
+        *lock_looking() = None;
         match look {
             Progress::Moved => (pause, last_work) = (PAUSE, Instant::now()),
             Progress::Idle if last_work.elapsed() > IDLE => {
@@ -105,6 +107,22 @@ fn run() {
             _ => pause = (pause * 2).min(LONG_PAUSE),
         }
         std::thread::sleep(pause);
+    }
+}
+
+/// Since when the worker has looked at the streams; `None` while it does not.
+static LOOKING: Mutex<Option<Instant>> = Mutex::new(None);
+
+fn lock_looking() -> MutexGuard<'static, Option<Instant>> {
+    LOOKING.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Advances every stream with open work once where the worker does not, as a profiler does not
+/// return to it; for threads that only ask whether something is done.
+pub(super) fn stand_in() {
+    let since = *lock_looking();
+    if since.is_some_and(|since| since.elapsed() > OWNED) {
+        help();
     }
 }
 
@@ -133,6 +151,9 @@ fn help() -> Progress {
     all
 }
 
+/// True once a profiler is told of work, and may not return.
+pub(super) static PROFILED: AtomicBool = AtomicBool::new(false);
+
 /// Advances every stream as [`help`] does, unless another waiting thread is doing so. `anyway`:
 /// even then, as a profiler may not return to that one.
 fn help_alone(anyway: bool) -> Progress {
@@ -158,8 +179,8 @@ pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Prog
                 rounds += 1;
                 // Several ranks of one process may wait for each other.
                 let several = SEVERAL.load(Ordering::Relaxed);
-                let naps = rounds > SPINS + YIELDS;
-                if (several || rounds % 16 == 1) && help_alone(naps) == Progress::Moved {
+                let anyway = rounds > SPINS + YIELDS && PROFILED.load(Ordering::Relaxed);
+                if (several || rounds % 16 == 1) && help_alone(anyway) == Progress::Moved {
                     rounds = 0;
                 }
             }

@@ -643,14 +643,16 @@ impl Running {
 
     /// Notes that the operation begins to move data now.
     pub(crate) fn begin_now(&mut self) {
-        if self.instance.wants(KERNEL_CH) {
-            let begun_ns = now_ns();
-            self.begin(|_| Some((begun_ns, 0)));
-        }
+        let begun_ns = now_ns();
+        self.begin(|_| Some((begun_ns, 0)));
     }
 
-    /// Begins the events of channels with the times of their beginnings and ends, by their numbers.
+    /// Begins the events of channels with the times of their beginnings and ends, by their numbers,
+    /// if the plugin asks for them.
     fn begin(&mut self, times: impl Fn(u8) -> Option<(u64, u64)>) {
+        if !self.instance.wants(KERNEL_CH) {
+            return;
+        }
         for (event, numbers) in self.of.events.iter().zip(&self.numbers) {
             let timed = numbers.clone().filter_map(|number| Some((number, times(number)?)));
             self.channels.extend(timed.map(|(number, (begun_ns, end_ns))| {

@@ -27,11 +27,19 @@ struct Known {
 // SAFETY: the handle is the profiler's, which takes it from any thread.
 unsafe impl Send for Known {}
 
+impl Known {
+    /// Ends the event, unless the profiler has ended.
+    fn stop(&self) {
+        self.instance.upgrade().into_iter().for_each(|of| of.stop(self.handle));
+    }
+}
+
 /// What network plugins know, by number.
 struct Numbers {
     latest: usize,
     messages: BTreeMap<usize, Known>,
-    events: BTreeMap<usize, Known>,
+    /// The events, each with the number of its message.
+    events: BTreeMap<usize, (usize, Known)>,
 }
 
 static NUMBERS: Mutex<Numbers> =
@@ -50,7 +58,8 @@ impl Numbers {
     }
 }
 
-/// A message whose parts network plugins may tell of, until this is dropped.
+/// A message whose parts network plugins may tell of, until this is dropped: then those parts end
+/// that they have not ended.
 pub(super) struct Parent(Event);
 
 impl Parent {
@@ -71,7 +80,16 @@ impl Parent {
 
 impl Drop for Parent {
     fn drop(&mut self) {
-        numbers().messages.remove(&self.0.0);
+        let mut numbers = numbers();
+        numbers.messages.remove(&self.0.0);
+        let mut open = Vec::new();
+        numbers.events.retain(|_, (of, event)| {
+            let is_other = *of != self.0.0;
+            open.extend((!is_other).then(|| event.clone()));
+            is_other
+        });
+        drop(numbers);
+        open.iter().for_each(Known::stop);
     }
 }
 
@@ -87,12 +105,13 @@ fn start(message: usize, plugin: i64, data: *mut c_void) -> usize {
     }
     let mut numbers = numbers();
     let number = numbers.next();
-    numbers.events.insert(number, Known { instance: parent.instance, handle });
+    numbers.events.insert(number, (message, Known { instance: parent.instance, handle }));
     number
 }
 
 fn update(event: usize, data: *mut c_void) {
-    let Some(Known { instance, handle }) = numbers().events.get(&event).cloned() else { return };
+    let known = numbers().events.get(&event).map(|(_, known)| known.clone());
+    let Some(Known { instance, handle }) = known else { return };
     // The first version with this state is 4.
     let instance = instance.upgrade().filter(|of| of.plugin.functions.version >= 4);
     let data = data.expose_provenance() as u64;
@@ -100,8 +119,8 @@ fn update(event: usize, data: *mut c_void) {
 }
 
 fn stop(event: usize) {
-    let Some(Known { instance, handle }) = numbers().events.remove(&event) else { return };
-    instance.upgrade().into_iter().for_each(|of| of.stop(handle));
+    let known = numbers().events.remove(&event);
+    known.into_iter().for_each(|(_, known)| known.stop());
 }
 
 /// Takes what a network plugin tells of an event (`ncclProfilerCallback_t`), in any of its threads.

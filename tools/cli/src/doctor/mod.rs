@@ -12,6 +12,7 @@ use crate::given;
 use crate::perf;
 use crate::root::Root;
 use crate::run::{Host, Time};
+pub(crate) use checks::gpu::version as driver_version;
 use checks::{Check, Verdict};
 use compare::Differences;
 use oxccl_runtime::bootstrap::launch;

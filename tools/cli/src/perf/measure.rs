@@ -13,6 +13,7 @@ use super::cuda;
 use super::options::{Kind, Options};
 use super::report::{Place, Row};
 use super::team::{Team, Times};
+use crate::doctor::driver_version;
 use crate::error::{Error, Result};
 use oxccl_runtime::bootstrap::launch::Launch;
 
@@ -102,6 +103,8 @@ pub(super) struct Setting<'a> {
     pub(super) device: Device,
     /// The name of the GPU; empty on the host.
     pub(super) device_name: String,
+    /// The version of NVIDIA's driver; `None` on the host, or where it is not told.
+    pub(super) driver: Option<String>,
     /// The day and time at which it began.
     pub(super) date: String,
     pub(super) nranks: u32,
@@ -113,7 +116,10 @@ impl<'a> Setting<'a> {
         let device_name = if device.is_cuda() { cuda::name()? } else { String::new() };
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let date = utc(since.map_or(0, |since| since.as_secs()));
-        Ok(Self { options, device, device_name, date, nranks })
+        let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+        let driver = text.as_deref().filter(|_| device.is_cuda()).and_then(driver_version);
+        let driver = driver.map(str::to_owned);
+        Ok(Self { options, device, device_name, driver, date, nranks })
     }
 
     fn row(

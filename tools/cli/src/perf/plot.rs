@@ -257,6 +257,7 @@ mod tests {
             launcher: "--ranks",
             device: "cuda",
             device_name: "a GPU <&>".to_owned(),
+            driver: None,
             ranks: 2,
             memory: 0,
             vs_memory: None,

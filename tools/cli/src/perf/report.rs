@@ -35,6 +35,9 @@ pub(super) struct Head {
     pub(super) device: &'static str,
     /// The name of the GPU; empty on the host.
     pub(super) device_name: String,
+    /// The version of NVIDIA's driver; `None` on the host, or where it is not told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) driver: Option<String>,
     pub(super) ranks: u32,
     /// The buffers, as `-R` numbers them.
     pub(super) memory: u32,
@@ -155,6 +158,7 @@ impl<'a> Report<'a> {
             launcher: if options.ranks.is_some() { "--ranks" } else { launch.launcher },
             device: setting.device.name(),
             device_name: setting.device_name.clone(),
+            driver: setting.driver.clone(),
             ranks: setting.nranks,
             memory: options.register,
             vs_memory: options.vs_register,

@@ -275,7 +275,7 @@ pub unsafe fn launch<T>(
     stream: CUstream,
 ) -> Result<()> {
     let stamps = std::ptr::from_ref(&stamps).cast_mut().cast();
-    let mut arguments = [stamps, std::ptr::from_ref(argument).cast_mut().cast()];
+    let mut arguments = [std::ptr::from_ref(argument).cast_mut().cast(), stamps];
     let mut attributes = attributes();
     let which = usize::from(!kernel.early)..1 + usize::from(kernel.clustered);
     let config = config((blocks, threads), stream, &mut attributes[which]);

@@ -9,7 +9,7 @@ const OLDEST: u32 = 580;
 const NO_GPU: &str = "There is no GPU of NVIDIA.";
 
 /// Returns the version in the text of `/proc/driver/nvidia/version`, such as `580.65.06`.
-fn version(text: &str) -> Option<&str> {
+pub(crate) fn version(text: &str) -> Option<&str> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
     let is_version = |word: &&str| {
         let mut parts = word.split('.');

@@ -1,6 +1,6 @@
 //! The checks: pure functions from what was read to a verdict.
 
-pub(super) mod gpu;
+pub(in crate::doctor) mod gpu;
 pub(super) mod libraries;
 pub(super) mod limits;
 pub(super) mod network;
