@@ -101,6 +101,11 @@ impl Framed {
         &mut self.all()[from..from + self.len]
     }
 
+    /// Returns the address and the length of the memory between the frames.
+    fn place(&self) -> (usize, usize) {
+        (self.inner().as_ptr().addr(), self.len)
+    }
+
     pub(crate) fn frame_is_whole(&self) -> bool {
         let from = FRAME + self.offset;
         let all = self.all();
@@ -139,22 +144,31 @@ struct Pending {
 
 impl Pending {
     /// Registers a buffer until its operation is over.
-    fn register(&mut self, comm: &Arc<Communicator>, buffer: &[u8]) -> Result<()> {
-        let handle = comm.register(buffer.as_ptr().addr(), buffer.len())?;
+    fn register(&mut self, comm: &Arc<Communicator>, (at, len): (usize, usize)) -> Result<()> {
+        let handle = comm.register(at, len)?;
         self.registered.push((comm.clone(), handle));
         Ok(())
     }
 
     /// Checks all results and lets the memory go, so that later buffers have the same addresses;
     /// how many of the outputs lie where others lay before.
-    fn check(self, seen: &mut HashSet<usize>) -> usize {
+    fn check(mut self, seen: &mut HashSet<usize>) -> usize {
         let outputs = self.expectations.iter().map(|e| e.buffer.inner().as_ptr().addr());
         let again = outputs.filter(|&at| !seen.insert(at)).count();
         self.expectations.iter().for_each(Expectation::check);
-        for (comm, handle) in self.registered {
+        for (comm, handle) in self.registered.drain(..) {
             assert!(comm.deregister(handle).expect("it is not used"), "a registration is gone");
         }
         again
+    }
+}
+
+impl Drop for Pending {
+    /// After a failure, too, memory goes after its registration.
+    fn drop(&mut self) {
+        for (comm, handle) in self.registered.drain(..) {
+            let _failed = comm.deregister(handle);
+        }
     }
 }
 
@@ -283,19 +297,20 @@ fn collective(
             let input = Framed::new(data[r].len(), offsets[r] / 2, mapped[r])?;
             input.inner().copy_from_slice(&data[r]);
             from = input.inner().as_ptr();
-            if registered[r] {
-                pending.register(&player.comm, input.inner())?;
-            }
+            let place = input.place();
             pending.inputs.push(input);
+            if registered[r] {
+                pending.register(&player.comm, place)?;
+            }
         }
-        if registered[r] {
-            pending.register(&player.comm, output.inner())?;
-        }
-        group::collective(&player.comm, &call(from, to), &player.stream)?;
         let what =
             format!("operation {number} {kind:?} {dtype:?} {op:?} count {count} rank {rank}");
-        let bytes = expected[r].clone();
+        let (bytes, place) = (expected[r].clone(), output.place());
         pending.expectations.push(Expectation { buffer: output, at, bytes, what });
+        if registered[r] {
+            pending.register(&player.comm, place)?;
+        }
+        group::collective(&player.comm, &call(from, to), &player.stream)?;
     }
     Ok(used)
 }

@@ -104,6 +104,16 @@ impl Stream {
             // If no thread can call the function, the user gets the error here and not later.
             worker::caller()?;
         }
+        self.push(queue, work, inline)
+    }
+
+    /// Appends work to the stream, which does not capture, as [`enqueue`](Self::enqueue) does.
+    fn push(
+        self: &Arc<Self>,
+        mut queue: MutexGuard<'_, Queue>,
+        work: Work,
+        inline: bool,
+    ) -> Result<()> {
         let task = Task::start(work, self.number())?;
         if self.pending.fetch_add(1, Ordering::SeqCst) == 0
             && inline
@@ -339,11 +349,12 @@ impl Stream {
 
     /// Records an event: when the stream reaches the record, or in the captured graph.
     pub fn record(self: &Arc<Self>, event: &Arc<Event>) -> Result<()> {
-        if let Some(capture) = &mut self.queue().capture {
+        let mut queue = self.queue();
+        if let Some(capture) = &mut queue.capture {
             capture.record(event);
             return Ok(());
         }
-        self.enqueue(Work::Record(event.announce()), true)
+        self.push(queue, Work::Record(event.announce()), true)
     }
 
     /// Makes later work wait for the last record of an event.
@@ -362,8 +373,7 @@ impl Stream {
             let what = "a captured stream cannot wait for an event recorded outside the capture";
             return Err(Error::usage(what, "record the event in the same capture"));
         }
-        drop(queue);
-        event.ahead().map_or(Ok(()), |record| self.enqueue(Work::Wait(record), true))
+        event.ahead().map_or(Ok(()), |record| self.push(queue, Work::Wait(record), true))
     }
 }
 
