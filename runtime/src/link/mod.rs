@@ -17,7 +17,7 @@ use std::time::Instant;
 /// as slots have room.
 pub const MESSAGE_BYTES: usize = 64 << 10;
 
-/// The bytes of all slots of a rank whose peers are on hosts of their own.
+/// The bytes of all slots of a rank whose peers are on hosts of their own, in each lane.
 const NETWORK_BYTES: usize = 16 << 20;
 
 /// Returns the bytes of an edge's slot in a communicator of `nranks` ranks on several hosts. With
