@@ -229,7 +229,7 @@ fn ended_by_the_first(comm: &Comm, stream: &Arc<CudaStream>) -> Outcome {
     Ok(comm.abort()?)
 }
 
-/// What memory is filled with before something is to be written there.
+/// The byte with which memory is filled before something is to be written there.
 const POISON: u64 = 0xc7c7_c7c7_c7c7_c7c7;
 
 /// Returns a seed that no test had before, and prints it for who looks for a failure.

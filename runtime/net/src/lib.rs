@@ -98,8 +98,9 @@ pub trait Observer: Send + Sync {
     fn message(&self) -> Option<Box<dyn Observation>>;
 }
 
-/// What the thread that calls a transport tells of one message, until it drops this. Neither the
-/// functions nor the drop need ever return: nobody may wait for a lock that the thread holds.
+/// The observation of one message by the thread that calls a transport, until it drops this.
+/// Neither the functions nor the drop need ever return: nobody may wait for a lock that the thread
+/// holds.
 pub trait Observation: Send {
     /// Notes that the message is about to be handed to the transport. Returns its event.
     fn begin(&mut self) -> Event;

@@ -14,7 +14,7 @@ pub struct Lanes {
     observed: bool,
 }
 
-/// Returns what observes the messages over a lane: those sent, and those received.
+/// A function that returns the observers of a lane: of the messages sent, and of those received.
 pub type Observe = Box<dyn Fn(u32) -> [Arc<dyn Observer>; 2] + Send + Sync>;
 
 impl From<MessageEdge> for Lanes {

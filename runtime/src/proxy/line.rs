@@ -51,7 +51,7 @@ pub(super) struct Line {
     asks: AtomicBool,
     failure: OnceLock<oxccl_net::Error>,
     closed: AtomicBool,
-    /// What observes the messages, if somebody does.
+    /// The observer of the messages, if there is one.
     observer: OnceLock<Arc<dyn Observer>>,
 }
 

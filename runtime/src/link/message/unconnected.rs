@@ -10,7 +10,7 @@ pub struct Unconnected {
     asked: AtomicBool,
     made: Mutex<Option<Lanes>>,
     ask: Box<dyn Fn() + Send + Sync>,
-    /// What is to observe the messages, if somebody does.
+    /// The maker of the observers of the messages, if somebody has them observed.
     observe: OnceLock<Observe>,
 }
 

@@ -695,7 +695,7 @@ mod tests {
     #[test]
     fn messages_have_lanes_that_there_are_and_units_that_leave_room_for_the_header() {
         let (layout, parts) = (|n| Layout::new(n, true), |n| Private::new(n, 0));
-        let limits = [0, 1, 16 << 10, 64 << 10, FULL_LANES_BYTES, 512 << 10, 8 << 20];
+        let limits = [0, 1, 16 << 10, 64 << 10, FULL_LANES_BYTES, 512 << 10, 8 << 20, 32 << 20];
         for (nranks, line_lanes) in (2..=9).flat_map(|n| [1, 8, 32].map(|lanes| (n, lanes))) {
             let view = view((0, nranks), &layout(nranks), (0, &parts(nranks)));
             let view = abi::Rank { line_lanes, ..view };

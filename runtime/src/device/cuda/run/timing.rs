@@ -47,7 +47,7 @@ impl Drop for Mark {
     }
 }
 
-/// What a communicator has for profilers. Its rank keeps it until no kernel runs any more.
+/// The times and marks of a communicator. Its rank keeps them until no kernel runs any more.
 #[derive(Default)]
 pub struct Timing {
     /// `None` where nobody asks for times, or the driver has no memory for them.
