@@ -119,7 +119,7 @@ impl Edge {
             Edge::Direct(edge) => {
                 let Some(slot) = edge.reserve() else { return Ok(false) };
                 // SAFETY: readable by the contract; the slot is this rank's now.
-                unsafe { slot.copy_from_nonoverlapping(data, len) };
+                unsafe { edge.handover().copy(slot, data, len) };
                 edge.commit(len, label.tag, label.descriptor.to_words().1);
                 Ok(true)
             }

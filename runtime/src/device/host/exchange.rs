@@ -3,11 +3,11 @@
 
 use super::collective::{Budget, Visit};
 use super::endpoint::{Endpoint, State};
-use super::kernels;
 use crate::error::Result;
 use crate::link::{EDGE_SLOTS, MESSAGE_BYTES, Message, Received};
 use crate::op::descriptor::{Descriptor, Label};
 use crate::op::{Transfer, Transfers};
+use crate::os::copy::copy;
 use crate::rank::agreement::{CurrentOp, unexpected};
 use crate::rank::{Awaited, broken};
 
@@ -158,7 +158,7 @@ fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut TransferProgress) 
             Some(Received::InPlace) => {}
             Some(Received::Slot(slot)) => {
                 // SAFETY: the slot holds as many bytes.
-                unsafe { kernels::copy(at, slot, bytes, false) };
+                unsafe { copy(at, slot, bytes, false) };
                 edge.release();
             }
         }

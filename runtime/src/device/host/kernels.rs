@@ -1,9 +1,10 @@
-//! The inner loops of the host device: copies and folds, compiled for several instruction sets, one
-//! of which is chosen at run time.
+//! The folds of the host device, compiled for several instruction sets, one of which is chosen at
+//! run time.
 //!
 //! The arithmetic is that of `oxccl_plan::arith`, inlined and vectorised by the compiler. This file
 //! only adds pointers, blocking, and stores that bypass the cache.
 
+use crate::os::copy::copy;
 use oxccl_plan::arith::{Element, Lane, combine};
 use oxccl_plan::{DataType, ReduceOp, with_element};
 use std::mem::MaybeUninit;
@@ -22,8 +23,8 @@ pub struct Fold {
     pub op: ReduceOp,
     /// The number of ranks if the fold completes a reduction.
     pub finish: Option<u32>,
-    /// True if results bypass the cache.
-    pub streaming: bool,
+    /// The destinations to which results bypass the cache: a bit for each, from the lowest one on.
+    pub streaming: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,67 +56,6 @@ fn isa() -> Isa {
     })
 }
 
-/// Copies `len` bytes. With `streaming` the stores bypass the cache.
-///
-/// # Safety
-/// `src` is readable and `dst` writable for `len` bytes. Where they overlap, the result is right
-/// only if they are equal.
-pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, streaming: bool) {
-    if std::ptr::eq(dst, src) {
-        return;
-    }
-    #[cfg(target_arch = "x86_64")]
-    if streaming && len >= 4096 {
-        // SAFETY: passed on from the caller; AVX was detected.
-        match isa() {
-            // SAFETY: as above.
-            Isa::Avx2 | Isa::Avx512 => return unsafe { stream_copy(dst, src, len) },
-            Isa::Baseline => {}
-        }
-    }
-    let _ = streaming;
-    // SAFETY: passed on from the caller.
-    unsafe { std::ptr::copy(src, dst, len) };
-}
-
-/// Makes streamed stores visible to others before later stores. Called once after streaming copies.
-pub fn stream_fence() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE2 is part of x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx")]
-unsafe fn stream_copy(dst: *mut u8, src: *const u8, len: usize) {
-    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
-    let head = dst.align_offset(32).min(len);
-    // SAFETY: head ≤ len.
-    unsafe { std::ptr::copy(src, dst, head) };
-    let mut at = head;
-    while at + 128 <= len {
-        // SAFETY: 128 bytes from `at` lie within both buffers, and dst + at is 32-byte aligned.
-        unsafe {
-            let from = src.add(at).cast::<__m256i>();
-            let to = dst.add(at).cast::<__m256i>();
-            let lines = [
-                _mm256_loadu_si256(from),
-                _mm256_loadu_si256(from.add(1)),
-                _mm256_loadu_si256(from.add(2)),
-                _mm256_loadu_si256(from.add(3)),
-            ];
-            for (i, line) in lines.into_iter().enumerate() {
-                _mm256_stream_si256(to.add(i), line);
-            }
-        }
-        at += 128;
-    }
-    // SAFETY: the rest lies within both buffers.
-    unsafe { std::ptr::copy(src.add(at), dst.add(at), len - at) };
-}
-
 /// Folds `srcs` from left to right and writes the result to every one of `dsts`.
 ///
 /// # Safety
@@ -132,7 +72,7 @@ unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usiz
     // One destination that stays in the cache is computed in place, unless it is a source too:
     // loops whose pointers may alias are not vectorised.
     let aliased = srcs.iter().any(|src| std::ptr::eq(*src, dsts[0]));
-    let direct = dsts.len() == 1 && !how.streaming && !aliased;
+    let direct = dsts.len() == 1 && how.streaming & 1 == 0 && !aliased;
     let mut block = MaybeUninit::<Block>::uninit();
     let mut at = 0;
     while at < len {
@@ -143,8 +83,9 @@ unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usiz
             let out = if direct { dsts[0] } else { block.as_mut_ptr().cast() };
             fold_block::<E>(out, srcs, at, bytes, how);
             if !direct {
-                for &dst in dsts {
-                    copy(dst.add(at), block.as_ptr().cast(), bytes, how.streaming);
+                for (number, &dst) in dsts.iter().enumerate() {
+                    let streaming = how.streaming >> number & 1 == 1;
+                    copy(dst.add(at), block.as_ptr().cast(), bytes, streaming);
                 }
             }
         }
@@ -159,7 +100,7 @@ unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usiz
 /// `src` is readable and `dst` writable for `len` bytes, a multiple of the element's size, and they
 /// do not overlap.
 pub unsafe fn scale(dst: *mut u8, src: *const u8, len: usize, dtype: DataType, factor: [u8; 8]) {
-    let how = Fold { dtype, op: ReduceOp::Prod, finish: None, streaming: false };
+    let how = Fold { dtype, op: ReduceOp::Prod, finish: None, streaming: 0 };
     let mut factors = Block([0; BLOCK]);
     for element in factors.0.chunks_exact_mut(dtype.size()) {
         element.copy_from_slice(&factor[..dtype.size()]);
@@ -355,7 +296,7 @@ mod tests {
                         let srcs: Vec<_> = operands.iter().map(|o| o.as_ptr()).collect();
                         let finish = (elems % 2 == 1).then_some(sources as u32);
                         let expected = arith::fold(dtype, op, &operands, finish);
-                        for (streaming, copies) in [(false, 1), (true, 1), (false, 3), (true, 2)] {
+                        for (streaming, copies) in [(0, 1), (1, 1), (0, 3), (2, 2), (u64::MAX, 2)] {
                             let mut out = vec![vec![0xaa; len + offset + 8]; copies];
                             let dsts: Vec<_> =
                                 out.iter_mut().map(|o| o[offset..].as_mut_ptr()).collect();
@@ -380,7 +321,7 @@ mod tests {
         let b: Vec<u8> = (0..4096u32).map(|i| (i * 91 + i / 5) as u8).collect();
         let srcs = [a.as_ptr(), b.as_ptr()];
         for op in ReduceOp::ALL {
-            let how = Fold { dtype: DataType::Float16, op, finish: Some(2), streaming: false };
+            let how = Fold { dtype: DataType::Float16, op, finish: Some(2), streaming: 0 };
             let mut outs = Vec::new();
             let mut out = vec![0u8; 4096];
             // SAFETY: all buffers have 4096 bytes; each set is used only where it was detected.

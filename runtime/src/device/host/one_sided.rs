@@ -2,10 +2,11 @@
 
 use super::collective::{Budget, Visit};
 use super::endpoint::{Endpoint, Place, State};
-use super::{kernels, pull};
+use super::pull;
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
 use crate::op::{Awaiting, OneSided, Put, beyond};
+use crate::os::copy::copy;
 use crate::rank::{Awaited, broken};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -143,7 +144,7 @@ fn write(
     let written = match base {
         Place::Here(base) => {
             // SAFETY: within the peer's window, as checked; the user vouches for the source.
-            unsafe { kernels::copy(base.wrapping_add(at), from, stretch, false) };
+            unsafe { copy(base.wrapping_add(at), from, stretch, false) };
             Ok(())
         }
         Place::There(base) => {

@@ -7,6 +7,7 @@
 use super::{EDGE_SLOTS, Message};
 use crate::error::Code;
 use crate::op::descriptor::{Descriptor, Label};
+use crate::os::copy::Handover;
 use crate::os::memory::Mapping;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -132,6 +133,8 @@ impl SegmentLayout {
 pub struct Segment {
     mapping: Mapping,
     layout: SegmentLayout,
+    /// How this rank writes what its peers read.
+    pub handover: Handover,
 }
 
 /// Loads up to 8 bytes as a word, zeros after them.
@@ -190,7 +193,7 @@ impl Segment {
     /// Wraps a mapping of `layout.bytes()` bytes.
     pub fn new(mapping: Mapping, layout: SegmentLayout) -> Self {
         assert!(mapping.bytes() >= layout.bytes(), "the mapping holds the segment");
-        Self { mapping, layout }
+        Self { mapping, layout, handover: Handover::default() }
     }
 
     fn at(&self, offset: usize) -> *mut u8 {
@@ -590,6 +593,10 @@ impl DirectEdge {
             }
         }
         Some(self.segment.edge_slot(self.own, self.peer, self.slot(self.sent)))
+    }
+
+    pub(super) fn handover(&self) -> &Handover {
+        &self.segment.handover
     }
 
     pub(super) fn commit(&mut self, len: usize, tag: u32, whole: u64) {

@@ -1,10 +1,11 @@
 //! The host executor: runs a rank's program as a resumable step function that never blocks.
 
 mod entry;
+mod moves;
 mod packets;
 
 use super::endpoint::{Endpoint, Place, State};
-use super::kernels::{self, Fold};
+use super::kernels::fold;
 use super::pull;
 use super::scale::Scaled;
 use super::worker::crowded;
@@ -13,23 +14,17 @@ use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
 use crate::link::{MESSAGE_BYTES, Message, Received};
 use crate::op::descriptor::Label;
 use crate::op::{Bound, Call, Programs};
+use crate::os::copy::{copy, stream_fence};
 use crate::rank::agreement::{self, CurrentOp};
 use crate::rank::{Awaited, Rank, broken};
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place, next_round};
-use oxccl_plan::{
-    Buffer, Carrier, DataType, Destination, From, Geometry, Op, Order, Plan, ReduceOp, Slice,
-};
+use oxccl_plan::{Buffer, Carrier, DataType, From, Geometry, Op, Order, Plan, Slice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Bytes of the stretches of large copies and folds: a multiple of every element's size.
 const STRETCH_BYTES: usize = 128 << 10;
-/// The results of calls of at least this size bypass the cache, unless they replace the input,
-/// which is in the cache.
-const STREAMING_BYTES: u64 = 4 << 20;
-/// Bytes that the system copies at a time before a fold: a few pieces fit the second-level cache.
-const PULL_BYTES: usize = 64 << 10;
 /// Looks at a peer that follow each other without a pause, at the beginning of a wait.
 const EAGER_POLLS: u32 = 24;
 /// The largest number of ranks for direct plans: each rank looks at all others.
@@ -520,181 +515,6 @@ impl<'a> VisitState<'a> {
         }
     }
 
-    /// Returns whether the data written to a buffer is too large to keep in the cache.
-    fn streaming(&self, dst: Slice) -> bool {
-        let run = &*self.run;
-        let in_place = std::ptr::eq(run.call.input, run.call.output);
-        let user = matches!(dst.buffer, Buffer::Input | Buffer::Output) && !in_place;
-        let blocks = u64::from(run.call.spec.output_blocks(self.endpoint.rank.number).max(1));
-        user && blocks * run.call.count * run.call.dtype.size() as u64 >= STREAMING_BYTES
-    }
-
-    fn copy(&mut self, to: *mut u8, from: *const u8, len: usize, dst: Slice) -> Quick<Poll> {
-        let at = self.run.cursor;
-        let bytes = (len - at).min(STRETCH_BYTES);
-        let streaming = self.streaming(dst);
-        // SAFETY: both lie in user memory given by the caller for this call, in the stage or in
-        // scratch, for `len` bytes; the verifier showed that no rank writes them now.
-        unsafe { kernels::copy(to.wrapping_add(at), from.wrapping_add(at), bytes, streaming) };
-        Ok(self.stretch_done(bytes, len, streaming))
-    }
-
-    fn stretch_done(&mut self, bytes: usize, len: usize, streaming: bool) -> Poll {
-        if streaming {
-            kernels::stream_fence();
-        }
-        self.run.cursor += bytes;
-        self.spent += bytes;
-        if self.run.cursor < len { Poll::Again } else { Poll::Ready }
-    }
-
-    fn how(&self, finish: bool, streaming: bool) -> Fold {
-        let Call { dtype, op, spec, .. } = self.run.call;
-        Fold { dtype, op, finish: finish.then_some(spec.nranks), streaming }
-    }
-
-    fn reduce(&mut self, src: Slice, own: Slice, dst: Destination, finish: bool) -> Quick<Poll> {
-        let mut sources = std::mem::take(&mut self.state.sources);
-        let mut destinations = std::mem::take(&mut self.state.destinations);
-        let poll = self.reduce_into(src, own, dst, finish, (&mut sources, &mut destinations));
-        (self.state.sources, self.state.destinations) = (sources, destinations);
-        poll
-    }
-
-    fn reduce_into(
-        &mut self,
-        src: Slice,
-        own: Slice,
-        dst: Destination,
-        finish: bool,
-        (srcs, dsts): (&mut [*const u8], &mut [*mut u8]),
-    ) -> Quick<Poll> {
-        let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
-        if self.run.by_packets() {
-            if let Poll::Wait(peer) = self.unpack_all(src, srcs)? {
-                return Ok(Poll::Wait(peer));
-            }
-            self.run.cursor = 0;
-        }
-        let (mine, len) = self.own(own);
-        srcs[rank as usize] = mine.wrapping_add(self.run.cursor);
-        let bytes = if self.run.by_packets() { len } else { self.sources(src, len, srcs)? };
-        let at = self.run.cursor;
-        let (dsts, first) = match dst {
-            Destination::Own(slice) => {
-                dsts[0] = self.own(slice).0;
-                (&mut dsts[..1], slice)
-            }
-            Destination::Both(one, two) => {
-                (dsts[0], dsts[1]) = (self.own(one).0, self.own(two).0);
-                (&mut dsts[..2], two)
-            }
-            Destination::Peer(peer, slice) => {
-                dsts[0] = self.writable(peer, slice)?;
-                (&mut dsts[..1], slice)
-            }
-            Destination::Everyone(slice) => {
-                for (peer, dst) in dsts.iter_mut().enumerate().take(nranks as usize) {
-                    *dst = self.writable(peer as u32, slice)?;
-                }
-                (&mut dsts[..nranks as usize], slice)
-            }
-            Destination::Inboxes(own, slice) => {
-                for (peer, dst) in (0u32..).zip(dsts.iter_mut().take(nranks as usize)) {
-                    *dst = match peer == rank {
-                        true => self.own(own).0,
-                        false => self.writable(peer, slice)?,
-                    };
-                }
-                (&mut dsts[..nranks as usize], slice)
-            }
-        };
-        for dst in dsts.iter_mut() {
-            *dst = dst.wrapping_add(at);
-        }
-        let streaming = self.streaming(first);
-        let writes_to_peers = matches!(dst, Destination::Peer(..) | Destination::Everyone(_));
-        if writes_to_peers && !self.endpoint.rank.begin_writing() {
-            // A rank has failed. The operation waits until it learns of the failure.
-            return Ok(Poll::Wait(rank));
-        }
-        // SAFETY: sources and destinations hold `len` bytes each; the verifier showed that no
-        // other rank accesses the destinations or writes the sources now.
-        unsafe { kernels::fold(dsts, srcs, bytes, self.how(finish, streaming)) };
-        let poll = self.stretch_done(bytes, len, streaming);
-        if writes_to_peers {
-            self.endpoint.rank.end_writing();
-        }
-        Ok(poll)
-    }
-
-    /// Points `srcs` to the next stretch of the peers' slices, copied here by the system if they
-    /// are not mapped. Returns the bytes of the stretch.
-    fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Quick<usize> {
-        let (at, own) = (self.run.cursor, self.endpoint.rank.number);
-        if src.buffer == Buffer::Inbox {
-            for (peer, from) in (0u32..).zip(srcs.iter_mut()).filter(|(p, _)| *p != own) {
-                let copied = self.own(Slice { block: src.block + peer, ..src }).0;
-                *from = copied.wrapping_add(at).cast_const();
-            }
-            return Ok((len - at).min(STRETCH_BYTES));
-        }
-        let peers = (0..self.endpoint.rank.nranks).filter(move |&p| p != own);
-        let pulled = peers.clone().any(|p| matches!(self.of_peer(p, src).0, Place::There(_)));
-        let bytes = (len - at).min(if pulled { PULL_BYTES } else { STRETCH_BYTES });
-        if pulled {
-            let words = srcs.len() * PULL_BYTES / 8;
-            if self.state.unpacked.len() < words {
-                self.state.unpacked.resize(words, 0);
-            }
-        }
-        for peer in peers {
-            srcs[peer as usize] = match self.of_peer(peer, src).0 {
-                Place::Here(from) => from.wrapping_add(at).cast_const(),
-                Place::There(from) => {
-                    let room = &mut self.state.unpacked[peer as usize * PULL_BYTES / 8..];
-                    let to: *mut u8 = room.as_mut_ptr().cast();
-                    let pid = self.endpoint.rank.pids[peer as usize];
-                    // SAFETY: the room has PULL_BYTES bytes.
-                    let pulled = unsafe { pull::pull(pid, from + at, to, bytes, peer) };
-                    pulled.map_err(broken(peer))?;
-                    to.cast_const()
-                }
-            };
-        }
-        Ok(bytes)
-    }
-
-    /// Folds the next stretch of `count` blocks of scratch, with `own` in place of number `at`.
-    fn fold(
-        &mut self,
-        (src, count): (Slice, u32),
-        (own, at): (Slice, u32),
-        dst: Slice,
-        finish: bool,
-    ) -> Poll {
-        let in_place = count == 1 && own == dst;
-        if in_place && self.run.call.op != ReduceOp::Avg {
-            return Poll::Ready;
-        }
-        let mut srcs = std::mem::take(&mut self.state.sources);
-        let cursor = self.run.cursor;
-        let (to, len) = self.own(dst);
-        for (number, from) in (0..count).zip(&mut srcs) {
-            let block = Slice { block: src.block + number, ..src };
-            let operand = if number == at { own } else { block };
-            *from = self.own(operand).0.wrapping_add(cursor).cast_const();
-        }
-        let bytes = (len - cursor).min(STRETCH_BYTES);
-        // What is not complete is sent at once.
-        let streaming = finish && self.streaming(dst);
-        let how = self.how(finish, streaming);
-        // SAFETY: the slices hold `len` bytes each, and are this rank's.
-        unsafe { kernels::fold(&[to.wrapping_add(cursor)], &srcs[..count as usize], bytes, how) };
-        self.state.sources = srcs;
-        self.stretch_done(bytes, len, streaming)
-    }
-
     /// Returns what makes an error of a link one of its peer. A switch has no rank to blame.
     fn broken(&self, peer: u32) -> impl Fn(Error) -> Error + use<> {
         let is_rank = peer < self.endpoint.rank.nranks;
@@ -758,8 +578,12 @@ impl<'a> VisitState<'a> {
             None => return Ok(Poll::Wait(peer)),
             Some(Received::InPlace) => {}
             Some(Received::Slot(slot)) => {
+                let streaming = self.streaming(dst);
                 // SAFETY: the slot holds `len` bytes; the destination is this rank's.
-                unsafe { kernels::copy(to, slot, len, self.streaming(dst)) };
+                unsafe { copy(to, slot, len, streaming) };
+                if streaming {
+                    stream_fence();
+                }
                 self.state.edge(peer).release();
             }
         }
@@ -787,7 +611,7 @@ impl<'a> VisitState<'a> {
             Order::LocalFirst => [own, slot],
         };
         // SAFETY: slot, local slice and destination hold `len` bytes each.
-        unsafe { kernels::fold(&[to], &srcs, len, self.how(finish, false)) };
+        unsafe { fold(&[to], &srcs, len, self.how(finish, 0)) };
         self.state.edge(peer).release();
         self.spent += len;
         Ok(Poll::Ready)
