@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 /// Bytes that a fold produces before it writes them out: small enough for the first-level cache
 /// beside as much of each source.
 const BLOCK: usize = 2048;
+/// The same where all results bypass the cache, which is faster in whole pages.
+const STREAMED_BLOCK: usize = 4096;
 
 /// The parameters of a fold.
 #[derive(Clone, Copy, Debug)]
@@ -72,11 +74,12 @@ unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usiz
     // One destination that stays in the cache is computed in place, unless it is a source too:
     // loops whose pointers may alias are not vectorised.
     let aliased = srcs.iter().any(|src| std::ptr::eq(*src, dsts[0]));
+    let most = if how.streaming == u64::MAX { STREAMED_BLOCK } else { BLOCK };
     let direct = dsts.len() == 1 && how.streaming & 1 == 0 && !aliased;
     let mut block = MaybeUninit::<Block>::uninit();
     let mut at = 0;
     while at < len {
-        let bytes = if direct { len } else { BLOCK.min(len - at) };
+        let bytes = if direct { len } else { most.min(len - at) };
         // SAFETY: `bytes` from `at` on lie within all buffers, or within the block, whose bytes are
         // written before they are read.
         unsafe {
@@ -101,7 +104,7 @@ unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usiz
 /// do not overlap.
 pub unsafe fn scale(dst: *mut u8, src: *const u8, len: usize, dtype: DataType, factor: [u8; 8]) {
     let how = Fold { dtype, op: ReduceOp::Prod, finish: None, streaming: 0 };
-    let mut factors = Block([0; BLOCK]);
+    let mut factors = Block([0; STREAMED_BLOCK]);
     for element in factors.0.chunks_exact_mut(dtype.size()) {
         element.copy_from_slice(&factor[..dtype.size()]);
     }
@@ -113,7 +116,7 @@ pub unsafe fn scale(dst: *mut u8, src: *const u8, len: usize, dtype: DataType, f
 }
 
 #[repr(align(64))]
-struct Block([u8; BLOCK]);
+struct Block([u8; STREAMED_BLOCK]);
 
 unsafe fn fold_block<E: Element>(
     out: *mut u8,

@@ -11,14 +11,14 @@ use crate::os::copy::{Handover, copy, stream_fence};
 use crate::rank::broken;
 use oxccl_plan::{Buffer, Destination, ReduceOp, Slice};
 
-/// Results of calls of at least this size that are copied bypass the cache, unless they replace the
-/// input, which is in the cache. Folds are slower where they do.
+/// Results of calls of at least this size bypass the cache where they are copied or written to all
+/// ranks, unless they replace the input, which is in the cache. Other folds are slower so.
 const STREAMING_BYTES: u64 = 4 << 20;
 /// Bytes that the system copies at a time before a fold: a few pieces fit the second-level cache.
 const PULL_BYTES: usize = 64 << 10;
 
 impl VisitState<'_> {
-    /// Returns whether the data copied to a buffer are too large to keep in the cache.
+    /// Returns whether the data written to a buffer are too large to keep in the cache.
     pub(super) fn streaming(&self, dst: Slice) -> bool {
         let run = &*self.run;
         let in_place = std::ptr::eq(run.call.input, run.call.output);
@@ -129,29 +129,29 @@ impl VisitState<'_> {
     ) -> Quick<(usize, u64)> {
         let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
         let bypasses = self.handover().is_some_and(Handover::streams);
-        // Returns a bit for each destination if what the peers read there bypasses the cache.
-        let bits = |slice: Slice| match slice.buffer {
+        // A bit for each destination if what the peers read there bypasses the cache.
+        let published = |slice: Slice| match slice.buffer {
             Buffer::Stage | Buffer::Inbox if bypasses => u64::MAX,
             _ => 0,
         };
         let (count, streaming) = match dst {
             Destination::Own(slice) => {
                 dsts[0] = self.own(slice).0;
-                (1, bits(slice))
+                (1, published(slice))
             }
             Destination::Both(one, two) => {
                 (dsts[0], dsts[1]) = (self.own(one).0, self.own(two).0);
-                (2, bits(one) & 1 | bits(two) & 2)
+                (2, published(one) & 1 | published(two) & 2)
             }
             Destination::Peer(peer, slice) => {
                 dsts[0] = self.writable(peer, slice)?;
-                (1, bits(slice))
+                (1, published(slice))
             }
             Destination::Everyone(slice) => {
                 for (peer, dst) in dsts.iter_mut().enumerate().take(nranks as usize) {
                     *dst = self.writable(peer as u32, slice)?;
                 }
-                (nranks as usize, bits(slice))
+                (nranks as usize, if self.streaming(slice) { u64::MAX } else { 0 })
             }
             Destination::Inboxes(own, slice) => {
                 for (peer, dst) in (0u32..).zip(dsts.iter_mut().take(nranks as usize)) {
@@ -160,7 +160,7 @@ impl VisitState<'_> {
                         false => self.writable(peer, slice)?,
                     };
                 }
-                (nranks as usize, bits(slice) & !(1 << rank))
+                (nranks as usize, published(slice) & !(1 << rank))
             }
         };
         for dst in &mut dsts[..count] {
