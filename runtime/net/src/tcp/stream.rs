@@ -2,7 +2,7 @@
 
 use super::{HINT, failed};
 use crate::{Connection, Divided, Error, Head, Receiver, Region, Request, Result, Sender};
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
@@ -13,6 +13,10 @@ const HEADER: usize = 4;
 /// The most bytes that are read along with a length: of a usual message of the library, and its
 /// header. What is read beyond a shorter message is copied once more.
 const AHEAD: usize = (64 << 10) + 16;
+
+/// The most bytes, with the length, that are sent from one piece of memory: the system takes 0.25 µs
+/// longer for a list of pieces, and a copy of so few bytes less.
+const SMALL: usize = 256;
 
 struct Outgoing {
     header: [u8; HEADER],
@@ -109,8 +113,19 @@ impl TcpSender {
 /// Sends as much as the socket takes. Returns the number of bytes.
 fn write(stream: &TcpSocket, parts: &[IoSlice<'_>]) -> Result<usize> {
     // A plain write to a peer that is gone would end a C program with SIGPIPE.
-    let (mut none, quiet) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
-    match sendmsg(&*stream.0, parts, &mut none, quiet).map_err(std::io::Error::from) {
+    let quiet = SendFlags::NOSIGNAL;
+    let len = parts.iter().map(|part| part.len()).sum();
+    let sent = if len <= SMALL {
+        let (mut whole, mut at) = ([0; SMALL], 0);
+        for part in parts {
+            whole[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        send(&*stream.0, &whole[..len], quiet)
+    } else {
+        sendmsg(&*stream.0, parts, &mut SendAncillaryBuffer::default(), quiet)
+    };
+    match sent.map_err(std::io::Error::from) {
         Err(e) if blocked(&e) => Ok(0),
         sent => sent.map_err(failed("sending to a peer")),
     }
