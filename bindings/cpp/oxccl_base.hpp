@@ -58,7 +58,7 @@ class error : public std::runtime_error {
   ncclResult_t code() const { return code_; }
   // The rank that reports; -1 outside a communicator.
   int rank() const { return rank_; }
-  // The rank at fault or waited for; -1 when unknown.
+  // The rank at fault or waited for; -1 when unknown, as where the ranks' calls differ.
   int peer() const { return peer_; }
 
  private:

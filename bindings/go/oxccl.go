@@ -33,7 +33,7 @@ type Error struct {
 	Code Result
 	// Rank that reports; -1 outside a communicator.
 	Rank int
-	// Peer is the rank at fault or waited for; -1 when unknown.
+	// Peer is the rank at fault or waited for; -1 when unknown, as where the ranks' calls differ.
 	Peer int
 	// Text is the whole message.
 	Text string

@@ -61,7 +61,8 @@ typedef struct oxcclErrorInfo_t {
   int code;
   // Rank that reports; −1 outside a communicator.
   int rank;
-  // Rank at fault or waited for; −1 when unknown.
+  // Rank at fault or waited for; −1 when unknown, as where calls differ: the text names two
+  // ranks then, either of which may be wrong.
   int peer;
   // Step of the plan; −1 outside a plan.
   int step;

@@ -395,7 +395,7 @@ fn rendezvous(data: &[u8]) {
         let actions = match what {
             0 => machine.closed(rank, false),
             7 => machine.closed(rank, true),
-            8 => machine.deadline(Duration::from_secs(1)),
+            8 => machine.deadline(Duration::from_secs(1), false),
             9 => machine.absent(rank, "is not there".to_owned(), true),
             kind => {
                 if kind == root::JOIN {

@@ -251,6 +251,43 @@ fn an_end_names_the_rank_that_does_not_receive() {
 }
 
 #[test]
+fn an_end_tells_why_an_operation_ended_early_unless_its_stream_has() {
+    for (finalizes, told) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (comms, called) = (communicators(3), Barrier::new(3));
+        let leaves = |comm: &Arc<Communicator>| {
+            let mut data = vec![1f32; 10];
+            let (input, output) = (data.as_ptr().cast(), data.as_mut_ptr().cast());
+            let spec = Spec::new(Collective::AllReduce, 3, 0);
+            let (dtype, op) = (DataType::Float32, ReduceOp::Sum);
+            let call = Call { spec, input, output, count: 10, dtype, op, scale: None };
+            let stream = Stream::new();
+            group::collective(comm, &call, &stream).expect("it is queued");
+            called.wait();
+            if told {
+                stream.synchronize(None).expect_err("rank 0 does not call");
+            }
+            let ended = if finalizes { comm.finalize() } else { comm.destroy() };
+            if told {
+                ended.expect("it is told");
+            } else {
+                let error = ended.expect_err("the operation ended early");
+                let peer = error.site().map(|site| site.peer);
+                assert_eq!((error.code(), peer), (Code::RemoteError, Some(0)), "{error}");
+            }
+            if finalizes {
+                comm.destroy().expect("it is told");
+            }
+        };
+        std::thread::scope(|scope| {
+            let leaves = &leaves;
+            comms[1..].iter().for_each(|comm| drop(scope.spawn(move || leaves(comm))));
+            called.wait();
+            comms[0].destroy().expect("it has called nothing");
+        });
+    }
+}
+
+#[test]
 fn ranks_that_both_end_wait_for_no_receive_of_the_other() {
     let (comms, sent) = (communicators(2), Barrier::new(2));
     let end = |comm: &Arc<Communicator>, peer: u32| {

@@ -530,7 +530,8 @@ class oxcclErrorInfo_t(Structure):
         ("code", c_int),
         # Rank that reports; −1 outside a communicator.
         ("rank", c_int),
-        # Rank at fault or waited for; −1 when unknown.
+        # Rank at fault or waited for; −1 when unknown, as where calls differ: the text names two
+        # ranks then, either of which may be wrong.
         ("peer", c_int),
         # Step of the plan; −1 outside a plan.
         ("step", c_int),

@@ -45,7 +45,8 @@ impl Error {
         self.rank
     }
 
-    /// Returns the rank that is at fault or was waited for; `None` if it is not known.
+    /// Returns the rank that is at fault or was waited for; `None` if it is not known, as where the
+    /// ranks' calls differ.
     pub fn peer(&self) -> Option<usize> {
         self.peer
     }

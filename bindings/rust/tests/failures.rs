@@ -114,7 +114,9 @@ fn calls_that_differ_are_errors_that_name_the_other_rank() {
         comm.all_reduce_in_place(&mut data[..500 + 500 * rank], SUM).expect_err("they differ")
     };
     for (rank, error) in on_ranks(2, differ).iter().enumerate() {
-        assert_eq!((error.rank(), error.peer()), (Some(rank), Some(1 - rank)), "{error}");
+        // Either of the two may be wrong.
+        assert_eq!((error.rank(), error.peer()), (Some(rank), None), "{error}");
+        assert!(error.to_string().contains(&format!("rank {}", 1 - rank)), "{error}");
         assert_eq!(error.code(), Code::InvalidUsage, "{error}");
     }
 }

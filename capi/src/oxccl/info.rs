@@ -4,7 +4,7 @@ use super::types::{oxcclErrorInfo_t, oxcclLogFn_t};
 use crate::boundary::{self, TEXT_BYTES, boundary};
 use crate::nccl::types::{ncclComm_t, ncclResult_t};
 use crate::{convert, objects};
-use oxccl_runtime::error::{Error, Result, Site};
+use oxccl_runtime::error::{Code, Error, Result, Site};
 use oxccl_runtime::fork;
 use oxccl_runtime::log::{self, Level};
 use oxccl_runtime::recorder;
@@ -51,11 +51,13 @@ unsafe fn fill(
     let outside = Site { rank: -1, peer: -1, step: -1, ..Site::default() };
     let site = error.as_ref().and_then(Error::site).unwrap_or(&outside).clone();
     let code = error.as_ref().map_or(0, |e| e.code() as c_int);
+    // Of two ranks whose calls differ, either one may be wrong.
+    let is_known = code != Code::InvalidUsage as c_int;
     let mut filled = oxcclErrorInfo_t {
         size,
         code,
         rank: site.rank,
-        peer: site.peer,
+        peer: if is_known { site.peer } else { -1 },
         step: site.step,
         opSeq: site.op_seq,
         operation: [0; 32],

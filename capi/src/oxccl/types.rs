@@ -61,7 +61,8 @@ pub struct oxcclErrorInfo_t {
     pub code: c_int,
     /// Rank that reports; −1 outside a communicator.
     pub rank: c_int,
-    /// Rank at fault or waited for; −1 when unknown.
+    /// Rank at fault or waited for; −1 when unknown, as where calls differ: the text names two
+    /// ranks then, either of which may be wrong.
     pub peer: c_int,
     /// Step of the plan; −1 outside a plan.
     pub step: c_int,

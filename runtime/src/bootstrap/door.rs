@@ -34,6 +34,8 @@ pub struct Door {
     listener: Socket,
     admission: Admission,
     strangers: VecDeque<Connection>,
+    /// True once a connection had to make room, as there were no more descriptors.
+    ran_short: bool,
 }
 
 impl Door {
@@ -41,7 +43,7 @@ impl Door {
     pub fn new(listener: Socket, admission: Admission) -> Result<Self> {
         let failed = |e| Error::system("fcntl on a listener", e, "out of memory?");
         listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { listener, admission, strangers: VecDeque::new() })
+        Ok(Self { listener, admission, strangers: VecDeque::new(), ran_short: false })
     }
 
     /// Takes new connections and moves their handshakes on; returns those that have authenticated.
@@ -56,7 +58,10 @@ impl Door {
                 }
                 // The oldest unauthenticated connection gives its descriptor back for one that may
                 // be a member's.
-                Err(e) if is_shortage(&e) => drop(self.strangers.pop_front()),
+                Err(e) if is_shortage(&e) => {
+                    self.strangers.pop_front();
+                    self.ran_short = true;
+                }
                 // The connection that waited has ended already.
                 Err(e) if is_of_connection(&e) => {}
                 Err(e) => return Err(Error::system("accepting a connection", e, NO_SOCKET)),
@@ -102,6 +107,12 @@ impl Door {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         fds.extend(self.strangers.iter().map(Connection::poll_fd));
+    }
+
+    /// Returns whether a connection, which may have been a member's, had to make room for another
+    /// one, as this process or system had no more descriptors.
+    pub fn ran_short(&self) -> bool {
+        self.ran_short
     }
 
     /// Returns whether there is no unauthenticated connection.

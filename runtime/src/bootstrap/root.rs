@@ -241,8 +241,9 @@ impl Machine {
         self.fail(self.name(rank) as i32, true, why)
     }
 
-    /// Fails because the time to wait for ranks is over.
-    pub fn deadline(&mut self, waited: Duration) -> Vec<Action> {
+    /// Fails because the time to wait for ranks is over. `ran_short` tells that the rendezvous had
+    /// too few descriptors meanwhile.
+    pub fn deadline(&mut self, waited: Duration, ran_short: bool) -> Vec<Action> {
         let Some(n) = self.nranks.filter(|_| !self.has_failed()) else { return Vec::new() };
         // In the first round the ranks are missing that never joined, later those that got stuck.
         let come = |r: &u32| self.blobs.contains_key(r) || self.left.contains(r);
@@ -260,10 +261,14 @@ impl Machine {
             1 => ["rank", "it runs", "makes"],
             _ => ["ranks", "they run", "make"],
         };
-        let why = format!(
+        let mut why = format!(
             "{count} of {n} ranks did not come within {secs} s: {word} {list}{more}; look whether \
              {runs}, and {makes} this communicator, or {LATER}"
         );
+        if ran_short {
+            why += "; the process that others come to had too few descriptors for them: raise \
+                    ulimit -n there, or destroy communicators that are not needed";
+        }
         self.fail(NOBODY, false, &why)
     }
 
@@ -377,15 +382,19 @@ mod tests {
         let mut machine = Machine::default();
         machine.frame(2, "a", join(4, b""));
         machine.frame(0, "b", join(4, b""));
-        let text = failure(&machine.deadline(Duration::from_secs(7)));
+        let text = failure(&machine.deadline(Duration::from_secs(7), false));
         assert!(text.contains("2 of 4 ranks did not come within 7 s: ranks 1, 3"), "{text}");
         assert!(text.ends_with(", or raise OXCCL_INIT_TIMEOUT"), "{text}");
         let waits = || Frame { kind: WAITING, body: Vec::new() };
         let mut machine = Machine::default();
         (0..3).for_each(|rank| drop(machine.frame(rank, "a", join(3, b""))));
         (0..2).for_each(|rank| assert_eq!(machine.frame(rank, "a", waits()), []));
-        let text = failure(&machine.deadline(Duration::from_secs(7)));
+        let text = failure(&machine.deadline(Duration::from_secs(7), false));
         assert!(text.contains("1 of 3 ranks did not come within 7 s: rank 2"), "{text}");
+        let mut machine = Machine::default();
+        machine.frame(2, "a", join(4, b""));
+        let text = failure(&machine.deadline(Duration::from_secs(7), true));
+        assert!(text.contains("had too few descriptors for them: raise ulimit -n"), "{text}");
         let mut machine = Machine::default();
         machine.frame(1, "10.0.0.1:5", join(4, b""));
         let text = failure(&machine.frame(1, "10.0.0.2:6", join(4, b"")));

@@ -232,7 +232,7 @@ pub(super) fn serve(
         }
         let over = patience.over(now);
         if let Some(waited) = over {
-            actions.extend(machine.deadline(waited));
+            actions.extend(machine.deadline(waited, guests.door.ran_short()));
         }
         let mut finished = idle && (begun.elapsed() >= UNUSED || state.is_replaced());
         for action in actions {

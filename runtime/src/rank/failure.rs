@@ -282,10 +282,9 @@ impl Rank {
         self.delivered.store(true, Ordering::Release);
     }
 
-    /// Notes that an operation on host memory has ended early, which its stream tells the user.
+    /// Notes that an operation on host memory has ended early.
     pub fn note_cut_short(&self) {
         self.cut_short.store(true, Ordering::Release);
-        self.set_delivered();
     }
 
     /// Returns whether an operation on host memory has ended early.

@@ -10,7 +10,7 @@ use super::world::{Place, World};
 use crate::sequence::Random;
 use oxccl_plan::generate::Algorithm;
 use oxccl_runtime::device::host::collective::Budget;
-use oxccl_runtime::device::host::task::{Step, Task};
+use oxccl_runtime::device::host::task::{Failed, Step, Task};
 use oxccl_runtime::error::Site;
 use oxccl_runtime::{Code, Error, Result, clock};
 use std::sync::atomic::Ordering;
@@ -309,7 +309,7 @@ impl History {
             Step::Waiting { moved } => moved,
             Step::Done(result) => {
                 let (operation, _) = self.players[rank].tasks.remove(i);
-                self.ended(rank, operation, result);
+                self.ended(rank, operation, result.map_err(Failed::tell));
                 true
             }
         }

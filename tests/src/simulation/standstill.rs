@@ -175,7 +175,7 @@ impl Job {
             Step::Waiting { moved } => moved,
             Step::Done(result) => {
                 let what = &self.operations[*operation].what;
-                result.unwrap_or_else(|error| panic!("rank {rank} in {what}: {error}"));
+                result.unwrap_or_else(|failed| panic!("rank {rank} in {what}: {}", failed.tell()));
                 player.task = None;
                 true
             }

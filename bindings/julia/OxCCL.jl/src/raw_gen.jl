@@ -446,7 +446,8 @@ struct oxcclErrorInfo_t
     code::Cint
     # Rank that reports; −1 outside a communicator.
     rank::Cint
-    # Rank at fault or waited for; −1 when unknown.
+    # Rank at fault or waited for; −1 when unknown, as where calls differ: the text names two
+    # ranks then, either of which may be wrong.
     peer::Cint
     # Step of the plan; −1 outside a plan.
     step::Cint

@@ -6,7 +6,7 @@
 use super::collective::Budget;
 use super::endpoint::Endpoint;
 use super::event::Event;
-use super::task::{Step, Task, Work};
+use super::task::{Failed, Step, Task, Work};
 use crate::error::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -143,7 +143,7 @@ impl Graph {
 pub struct GraphRun {
     nodes: Vec<(Option<Task>, Vec<usize>)>,
     open: usize,
-    error: Option<Error>,
+    error: Option<Failed>,
 }
 
 impl GraphRun {

@@ -54,7 +54,13 @@ fn move_all(call: &str, peer: u32, len: usize, step: impl Fn(usize, usize) -> is
         if moved <= 0 {
             let call = format!("{call} of {bytes} bytes of rank {peer}");
             let hint = "the rank has ended, or its buffer is smaller than the call says";
-            return Err(Error::system(call, std::io::Error::last_os_error(), hint));
+            let error = std::io::Error::last_os_error();
+            if error.raw_os_error() == Some(libc::EFAULT) {
+                let cause = "that rank has no memory there: its buffer is smaller than its call \
+                             says, or was freed before the call's stream was synchronised";
+                return Err(Error::system(call, cause, hint));
+            }
+            return Err(Error::system(call, error, hint));
         }
         done += moved as usize;
     }
@@ -76,10 +82,10 @@ mod tests {
             to.fill(0);
             push(pid, to.as_mut_ptr() as usize, from.as_ptr(), 10_000, 0).unwrap();
             assert_eq!(from, to);
-            assert!(push(pid, 16, from.as_ptr(), 10, 0).is_err());
-            assert!(
-                pull(pid, 16, to.as_mut_ptr(), 10, 3).unwrap_err().to_string().contains("rank 3")
-            );
+            let text = push(pid, 16, from.as_ptr(), 10, 0).unwrap_err().to_string();
+            assert!(text.contains("of rank 0") && text.contains("has no memory there"), "{text}");
+            let text = pull(pid, 16, to.as_mut_ptr(), 10, 3).unwrap_err().to_string();
+            assert!(text.contains("of rank 3") && text.contains("has no memory there"), "{text}");
         }
     }
 }

@@ -8,7 +8,7 @@ use super::collective::Budget;
 use super::endpoint::Endpoint;
 use super::event::Event;
 use super::graph::Capture;
-use super::task::{Notice, Step, Task, WRITERS, Work, try_now};
+use super::task::{Failed, Notice, Step, Task, WRITERS, Work, try_now};
 use super::worker;
 use crate::error::{Error, Quick, Result};
 use crate::op::{Call, Operation, Programs};
@@ -41,7 +41,7 @@ pub struct Stream {
     pending: AtomicUsize,
     /// True while the worker knows that the stream has work.
     active: AtomicBool,
-    error: Mutex<Option<Error>>,
+    error: Mutex<Option<Failed>>,
     /// For how long each look has found the stream owned by another thread, and the last look.
     owned: Mutex<Option<(Duration, Instant)>>,
     /// The ranks whose profilers are told of work here, and may not return.
@@ -217,7 +217,7 @@ impl Stream {
         self.pending.load(Ordering::SeqCst) > 0 && !self.active.swap(true, Ordering::SeqCst)
     }
 
-    fn done(&self, result: Result<()>) {
+    fn done(&self, result: std::result::Result<(), Failed>) {
         if let Err(e) = result {
             lock(&self.error).get_or_insert(e);
         }
@@ -264,7 +264,7 @@ impl Stream {
     }
 
     fn take_error(&self) -> Result<()> {
-        lock(&self.error).take().map_or(Ok(()), Err)
+        lock(&self.error).take().map_or(Ok(()), |failed| Err(failed.tell()))
     }
 
     /// Gives up what waits behind a thread that owns the stream and does not give it back, as a

@@ -112,10 +112,32 @@ impl Work {
     }
 }
 
+/// Why a task has failed.
+pub struct Failed {
+    error: Error,
+    /// The rank whose operation it was, if it was one.
+    rank: Option<Arc<Rank>>,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, rank: None }
+    }
+}
+
+impl Failed {
+    /// Returns the error for the user, and notes that the user is told of it: until then, the end
+    /// of the communicator tells of it as well.
+    pub fn tell(self) -> Error {
+        self.rank.iter().for_each(|rank| rank.set_delivered());
+        self.error
+    }
+}
+
 /// The result of a step.
 pub enum Step {
     /// The task is complete, or failed.
-    Done(Result<()>),
+    Done(std::result::Result<(), Failed>),
     /// The task waits.
     Waiting {
         /// True if this step made progress.
@@ -236,7 +258,7 @@ impl Task {
             let error = Error::panicked(&*panic);
             match self {
                 Task::Running(operation) => operation.conclude(error),
-                _ => Step::Done(Err(error)),
+                _ => Step::Done(Err(error.into())),
             }
         })
     }
@@ -266,7 +288,7 @@ impl Task {
                 unsafe { std::ptr::write_bytes(to.0.add(*done), *value, n) };
                 stretch(*bytes, done, n)
             }
-            Task::Abandoned(error) => Step::Done(Err(error.clone())),
+            Task::Abandoned(error) => Step::Done(Err(error.clone().into())),
             Task::Record(record) => {
                 record.reach();
                 Step::Done(Ok(()))
@@ -279,7 +301,7 @@ impl Task {
                         *flag = Some(called);
                         Step::Waiting { moved: true }
                     }
-                    Err(error) => Step::Done(Err(error)),
+                    Err(error) => Step::Done(Err(error.into())),
                 },
                 Some(flag) if flag.load(Ordering::Acquire) => Step::Done(Ok(())),
                 Some(_) => Step::Waiting { moved: false },
@@ -329,7 +351,7 @@ pub(super) fn try_now(
     let recorded = (called, what);
     let mut operation = Running::new(endpoint.clone(), recorded, Kind::Collective(running));
     match failed.map(|error| operation.conclude(*error)) {
-        Some(Step::Done(result)) => Ok(result.map_err(Box::new)),
+        Some(Step::Done(result)) => Ok(result.map_err(|failed| Box::new(failed.tell()))),
         Some(Step::Waiting { .. }) | None => Err(Box::new(operation)),
     }
 }
@@ -405,17 +427,22 @@ impl Running {
             return Step::Waiting { moved: false };
         }
         self.endpoint.rank.note_cut_short();
-        Step::Done(Err(self.place(error)))
+        Step::Done(Err(self.failed(self.place(error))))
     }
 
     fn end(&self, result: Result<()>) -> Step {
+        let rank = &self.endpoint.rank;
         if result.is_err() {
             self.endpoint.tell_followers(self.number, true);
-            self.endpoint.rank.note_cut_short();
+            rank.note_cut_short();
         }
         // Only the running operation changes the number of those that are done.
-        self.endpoint.rank.recorder.end(self.number);
-        Step::Done(result)
+        rank.recorder.end(self.number);
+        Step::Done(result.map_err(|error| self.failed(error)))
+    }
+
+    fn failed(&self, error: Error) -> Failed {
+        Failed { error, rank: Some(self.endpoint.rank.clone()) }
     }
 
     fn name(&self) -> &'static str {
