@@ -288,6 +288,28 @@ fn an_end_tells_why_an_operation_ended_early_unless_its_stream_has() {
 }
 
 #[test]
+fn an_end_tells_of_calls_that_differ_in_which_no_rank_waited_for_another() {
+    let (comms, called) = (communicators(3), Barrier::new(3));
+    let call = |comm: &Arc<Communicator>| {
+        let (mut data, stream) = (vec![1u8; 512], Stream::new());
+        // A root waits for nobody.
+        let spec = Spec::new(Collective::Broadcast, 3, comm.rank() % 2);
+        let (input, output) = (data.as_ptr().cast(), data.as_mut_ptr().cast());
+        let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
+        let call = Call { spec, input, output, count: 512, dtype, op, scale: None };
+        group::collective(comm, &call, &stream).expect("it is queued");
+        let told = stream.synchronize(None).err();
+        called.wait();
+        let error = told.or(comm.destroy().err()).expect("the roots differ");
+        assert!(names_both(&error), "{error}");
+    };
+    std::thread::scope(|scope| {
+        let call = &call;
+        comms.iter().for_each(|comm| drop(scope.spawn(move || call(comm))));
+    });
+}
+
+#[test]
 fn ranks_that_both_end_wait_for_no_receive_of_the_other() {
     let (comms, sent) = (communicators(2), Barrier::new(2));
     let end = |comm: &Arc<Communicator>, peer: u32| {

@@ -17,6 +17,7 @@ use crate::op::{BlockPolicy, Call, CallOptions, Programs};
 use crate::plugin::collnet::Reductions;
 use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
+use crate::rank::agreement::compare_all_past;
 use crate::rank::monitor;
 use crate::recorder::End;
 use oxccl_plan::generate::{Algorithm, GENERATORS, Needs};
@@ -466,6 +467,9 @@ impl Communicator {
             let comes = untaken.is_some_and(|(_, left)| !left);
             comes && self.executor.rank().failure().is_none() && start.elapsed() < limit
         });
+        if let Some(error) = compare_all_past(self.executor.rank()) {
+            self.executor.rank().fail(error);
+        }
         let until = |left| match left {
             true => "before it destroyed its communicator".to_owned(),
             false => format!(

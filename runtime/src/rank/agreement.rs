@@ -210,6 +210,13 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
     differing(rank, segment, (peer, [own, place]), from, end)
 }
 
+/// Returns the error for a peer on this host of which a collective differs, as far as both ranks
+/// remember theirs: at the end of a communicator, as no later call will notice.
+pub(crate) fn compare_all_past(rank: &Rank) -> Option<Error> {
+    let mut peers = (0..rank.nranks).filter(|&peer| peer != rank.number);
+    peers.find_map(|peer| compare_past(rank, peer, &mut 0))
+}
+
 /// Returns the error for the first collective before `end` that differs between this rank, whose
 /// place in the segment is `own`, and a peer, as far as both remember it. Advances `from`, the
 /// number of the first collective to compare.
