@@ -205,17 +205,19 @@ fn parse(
     values: [Option<String>; 3],
     meet: Meet,
 ) -> Result<Launch> {
+    let wrong = |what: String| {
+        Error::usage(what, "correct it, or start the ranks by oxccl run or another launcher")
+    };
     let number = |i: usize| -> Result<u32> {
         let value = values[i].as_deref().unwrap_or("0");
-        value.trim().parse().map_err(|_| Error::Init {
-            why: format!("{}={value} is no number (it is set by {launcher})", names[i]),
-        })
+        let parsed = value.trim().parse();
+        parsed.map_err(|_| wrong(format!("{} is {value:?}; expected a number", names[i])))
     };
     let (rank, nranks, local_rank) = (number(0)?, number(1)?, number(2)?);
     for (name, value) in [(names[0], rank), (names[2], local_rank)] {
         if value >= nranks {
-            let why = format!("{name}={value} is not below {}={nranks}", names[1]);
-            return Err(Error::Init { why });
+            let expected = format!("less than {}, which is {nranks}", names[1]);
+            return Err(wrong(format!("{name} is {value}; expected {expected}")));
         }
     }
     Ok(Launch { rank, nranks, local_rank, meet, launcher })
@@ -386,6 +388,7 @@ pub fn write_private_file(path: &Path, bytes: &[u8]) -> Result<std::fs::File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
 
     const NONE: [&str; 3] = ["", "", ""];
 
@@ -432,6 +435,28 @@ mod tests {
         assert!(half.to_string().contains("OXCCL_RANK is set, but OXCCL_NRANKS is not"), "{half}");
         assert!(detect_in(["", "4", ""], &none).is_ok_and(|found| found.is_none()));
         assert!(detect_in(NONE, &bad).is_err());
+    }
+
+    #[test]
+    fn ranks_that_cannot_be_are_wrong_usage() {
+        let none = |_: &str| None;
+        for (own, told) in [
+            (
+                ["5", "2", ""],
+                "OXCCL_RANK is 5; expected less than OXCCL_NRANKS, which is 2; correct",
+            ),
+            (
+                ["0", "0", ""],
+                "OXCCL_RANK is 0; expected less than OXCCL_NRANKS, which is 0; correct",
+            ),
+            (["1", "2", "2"], "OXCCL_LOCAL_RANK is 2; expected less than OXCCL_NRANKS, which is 2"),
+            (["a", "2", ""], "OXCCL_RANK is \"a\"; expected a number; correct"),
+            (["0", "-1", ""], "OXCCL_NRANKS is \"-1\"; expected a number; correct"),
+        ] {
+            let Err(error) = detect_in(own, &none) else { panic!("{own:?} is a rank") };
+            let text = error.to_string();
+            assert!(error.code() == Code::InvalidUsage && text.starts_with(told), "{text}");
+        }
     }
 
     #[test]
