@@ -33,11 +33,14 @@ impl Mapping {
             let what = format!("a memfd of {len} bytes sealed against resizing");
             return Err(Error::Init { why: format!("received {got}; expected {what}") });
         }
+        // Most of it is for the memory of ncclMemAlloc, of this rank and its peers.
+        let room = "raise ulimit -v, or set OXCCL_ARENA_GIB=1 on all ranks, which leaves \
+                    ncclMemAlloc 1 GiB";
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let flags = flags | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the system chooses overlaps no other mapping.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, 0) }
-            .map_err(|e| Error::system(format!("mmap of {len} bytes"), e, "raise ulimit -v"))?;
+            .map_err(|e| Error::system(format!("mmap of {len} bytes"), e, room))?;
         Ok(Self { base: base.cast(), len })
     }
 
@@ -99,5 +102,15 @@ mod tests {
         assert!(Mapping::of(sealed.as_fd(), 8192).is_err());
         assert!(Mapping::of(sealed.as_fd(), 4096).is_ok());
         assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
+    }
+
+    #[test]
+    fn who_lacks_address_space_is_told_how_to_need_less() {
+        // More than any process has.
+        let len = 1 << 50;
+        let fd = sealed_memfd("t", len).unwrap();
+        let Err(error) = Mapping::of(fd.as_fd(), len) else { panic!("a mapping of 1 PiB") };
+        let text = error.to_string();
+        assert!(text.contains("raise ulimit -v, or set OXCCL_ARENA_GIB=1 on all ranks"), "{text}");
     }
 }
