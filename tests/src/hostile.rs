@@ -148,7 +148,9 @@ pub fn launched(data: &[u8]) {
         if let Ok(Some(launch)) = fuzzing::launch(own, &lookup) {
             assert!(launch.rank < launch.nranks && launch.local_rank < launch.nranks);
             let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-            let (Meet::Job(name) | Meet::Host(name)) = launch.meet else { return };
+            let (Meet::Job(name) | Meet::Host(name) | Meet::Parent(name)) = launch.meet else {
+                return;
+            };
             assert!(name.len() < 200 && name.chars().all(plain), "{name:?} becomes a file's name");
         }
     } else {

@@ -40,6 +40,8 @@ pub enum Meet {
     Job(String),
     /// By a file of this name, which no other job of this host has.
     Host(String),
+    /// By a file of this name, which ranks of this host with the same parent process have.
+    Parent(String),
     /// At the address `MASTER_ADDR` and the port after `MASTER_PORT`; a value is empty if its
     /// variable is missing.
     Master(String, String),
@@ -173,7 +175,7 @@ const OWN: &str = "oxccl run";
 /// Returns a file name made of the parent's pid: the launcher's daemon on this host is the parent
 /// of all ranks there.
 fn of_parent(launcher: &str) -> Meet {
-    Meet::Host(format!("{launcher}-{}", std::os::unix::process::parent_id()))
+    Meet::Parent(format!("{launcher}-{}", std::os::unix::process::parent_id()))
 }
 
 impl Known {
@@ -244,10 +246,15 @@ pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
             "where rank 0 is on another host, set OXCCL_RENDEZVOUS to a folder that all hosts share, \
              or NCCL_COMM_ID",
         ),
-        // A job of another host may have this name.
+        // A job of another host may have this name, or that below.
         Meet::Host(name) => (
             format!("{name}-{}", digest(&handover::place())),
             "its name is known on this host only: where rank 0 is on another one, set NCCL_COMM_ID",
+        ),
+        Meet::Parent(name) => (
+            format!("{name}-{}", digest(&handover::place())),
+            "only ranks of this host with the same parent process know its name: where rank 0 has \
+             another parent, such as a wrapper of its own, or is on another host, set NCCL_COMM_ID",
         ),
         Meet::Master(address, port) => return at_master(address, port, config),
     };

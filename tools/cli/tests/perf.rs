@@ -775,10 +775,10 @@ fn who_finds_no_id_is_told_how_ranks_of_several_hosts_meet() {
         assert!(text.contains(told), "{text}");
     };
     let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "7")];
-    let shared = "set OXCCL_RENDEZVOUS to a folder that all hosts share, or NCCL_COMM_ID";
-    alone(slurm, shared);
-    let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0")];
-    alone(pmi, "where rank 0 is on another one, set NCCL_COMM_ID");
+    alone(slurm, "set OXCCL_RENDEZVOUS to a folder that all hosts share, or NCCL_COMM_ID");
+    alone([("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "7")], "where rank 0 is on another");
+    let parent = "only ranks of this host with the same parent process know its name";
+    alone([("OXCCL_RANK", "1"), ("OXCCL_NRANKS", "2"), ("OXCCL_LOCAL_RANK", "1")], parent);
 }
 
 #[test]
