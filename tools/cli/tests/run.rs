@@ -276,6 +276,20 @@ fn a_program_that_cannot_be_started_is_told_with_what_to_do() {
 }
 
 #[test]
+fn who_has_no_folder_for_temporary_files_is_told_of_its_variable() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let missing = folder.path().join("missing");
+    let mut command = Command::new(OXCCL);
+    command.args(["run", "true"]).env("TMPDIR", &missing).stdin(Stdio::null());
+    let output = bind_to_parent(&mut command).output().expect("it runs");
+    let err = String::from_utf8_lossy(&output.stderr);
+    let writing = format!("writing {}/oxccl-run-", missing.display());
+    let advice = "failed: No such file or directory (os error 2); set TMPDIR to a folder in which";
+    assert!(output.status.code() == Some(1) && err.contains(&writing), "{err}");
+    assert!(err.contains(advice), "{err}");
+}
+
+#[test]
 fn lines_have_the_number_of_their_rank_in_front() {
     // The second part comes when both ranks have written the first one.
     let folder = tempfile::tempdir().expect("a folder");

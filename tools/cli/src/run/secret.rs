@@ -1,10 +1,14 @@
 //! The file with the id by which the ranks of a job meet, and with it the secret of the job.
 
 use crate::error::Result;
+use oxccl_runtime::Error;
 use oxccl_runtime::bootstrap::{UniqueId, launch};
 use std::fs::{DirEntry, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// What to do where the file cannot be written.
+const ELSEWHERE: &str = "set TMPDIR to a folder in which this user may write, with room";
 
 /// The file; dropping this removes it.
 pub(super) struct SecretFile {
@@ -19,7 +23,11 @@ impl SecretFile {
         let (folder, prefix) = (std::env::temp_dir(), prefix());
         remove_left(&folder, &prefix);
         let path = folder.join(format!("{prefix}{}-{:x}", std::process::id(), id.comm));
-        let _locked = launch::write_private_file(&path, launch::hex(&id.encode()).as_bytes())?;
+        let written = launch::write_private_file(&path, launch::hex(&id.encode()).as_bytes());
+        let _locked = written.map_err(|error| match error {
+            Error::System { call, cause, .. } => Error::System { call, cause, hint: ELSEWHERE },
+            error => error,
+        })?;
         Ok(Self { path, _locked })
     }
 
