@@ -165,6 +165,41 @@ fn a_failed_rank_ends_the_others_and_gives_its_status() {
 }
 
 #[test]
+fn a_failure_is_told_with_the_ranks_that_had_ended_before() {
+    let told = |name: &str, nranks: &str, well: &[&str]| {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Rank 3 fails once the launcher has collected the processes of those that end well.
+        let script = format!(
+            "cd {}; case $OXCCL_RANK in 3) ;; \
+             none{}) echo $$ > $OXCCL_RANK.part; mv $OXCCL_RANK.part $OXCCL_RANK; exit 0;; \
+             *) exec sleep 60;; esac; for rank in {}; do \
+             until test -e $rank && ! kill -0 $(cat $rank) 2> /dev/null; do sleep 0.01; done; \
+             done; exit 1",
+            folder.path().display(),
+            well.iter().map(|rank| format!("|{rank}")).collect::<String>(),
+            well.join(" "),
+        );
+        let (status, out, err) =
+            run(name, &["-n", nranks, "--grace", "100ms", "sh", "-c", &script]);
+        assert_eq!(status, Some(1), "{out}{err}");
+        err.lines().next().unwrap_or_default().to_owned()
+    };
+    let said = |before: &str, others: u32| {
+        format!(
+            "oxccl: rank 3 ended with exit status: 1{before}; the other ranks ({others}) have \
+             100ms to end, then they are killed"
+        )
+    };
+    assert_eq!(told("before-none", "4", &[]), said("", 3));
+    let before = "; rank 1 had ended before with exit status 0";
+    assert_eq!(told("before-one", "4", &["1"]), said(before, 2));
+    let well = ["0", "1", "2", "4", "5", "6", "7", "8", "9", "10"];
+    let before =
+        "; the ranks 0, 1, 2, 4, 5, 6, 7, 8 and 2 more had ended before with exit status 0";
+    assert_eq!(told("before-many", "12", &well), said(before, 1));
+}
+
+#[test]
 fn a_killed_launcher_leaves_no_secret_once_the_ranks_have_met() {
     let script = "\"$OXCCL\" perf all_reduce -b 8 -e 8 -n 1 && echo met && exec sleep 90";
     let mut launcher = Launcher::start("killed", &["-n", "2", "sh", "-c", script]);

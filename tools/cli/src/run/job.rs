@@ -31,7 +31,7 @@ const SAME: Duration = Duration::from_millis(200);
 /// The exit code of a job whose time was over, as of `timeout` of the GNU coreutils.
 const TIMED_OUT: u8 = 124;
 
-/// The most processes that are named of those that failed after the first one.
+/// The most processes that are named of those that failed after the first one, or ended before.
 const SHOWN: usize = 8;
 
 /// The exit code of shells and of the dynamic linker for what they do not find.
@@ -85,6 +85,8 @@ pub(super) struct Job {
     strangers: Vec<Pid>,
     /// The time of the first signal to pass on, or of the first that kills.
     signalled: Option<Instant>,
+    /// The ranks that ended well before one failed.
+    well: Vec<u32>,
     /// The processes that failed after the first one, before they got a signal.
     later: Vec<String>,
     end: Option<End>,
@@ -102,8 +104,9 @@ impl Job {
         let strangers = children();
         // If the kernel refuses this, init adopts the processes that the ranks leave behind.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
-        let (ranks, later) = (HashMap::new(), Vec::new());
-        Self { ranks, id, signals, grace, until, strangers, signalled: None, later, end: None }
+        let (ranks, well, later) = (HashMap::new(), Vec::new(), Vec::new());
+        let (signalled, end) = (None, None);
+        Self { ranks, id, signals, grace, until, strangers, signalled, well, later, end }
     }
 
     /// Adds a process, the leader of a process group.
@@ -168,6 +171,9 @@ impl Job {
             rendezvous::note_absent(&self.id, rank, why, true);
         }
         if status.success() {
+            if self.end.is_none() {
+                self.well.extend(ranks.clone());
+            }
             return;
         }
         if self.end.is_some() {
@@ -185,11 +191,26 @@ impl Job {
                 format!("; the other ranks ({n}) have {} to end, then they are killed", self.grace)
             }
         };
-        say(&format!("{name} ended with {status}{others}"));
+        say(&format!("{name} ended with {status}{}{others}", self.before()));
         if code == Some(NOT_FOUND) {
             say("status 127 mostly means that a program or a shared library was not found: where \
                  liboxccl.so.2 is missing, set LD_LIBRARY_PATH to its folder");
         }
+    }
+
+    /// Returns a clause that names the ranks that ended well before one failed: the others may have
+    /// waited for them. Empty if there are none.
+    fn before(&mut self) -> String {
+        self.well.sort_unstable();
+        let shown: Vec<_> = self.well.iter().take(SHOWN).map(u32::to_string).collect();
+        let shown = shown.join(", ");
+        let who = match self.well.len() {
+            0 => return String::new(),
+            1 => format!("rank {shown}"),
+            2..=SHOWN => format!("the ranks {shown}"),
+            all => format!("the ranks {shown} and {} more", all - SHOWN),
+        };
+        format!("; {who} had ended before with exit status 0")
     }
 
     /// Tells the ranks that their time is over.
