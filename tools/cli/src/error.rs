@@ -13,6 +13,16 @@ pub(crate) enum Error {
         /// The reason.
         cause: String,
     },
+    /// A program that cannot be started.
+    #[error("{path}: cannot be started: {cause}")]
+    Start {
+        /// The program, as the user gave it.
+        path: String,
+        /// The reason, and what to do.
+        cause: String,
+        /// The exit code of this command.
+        code: u8,
+    },
     /// A call of a library.
     #[error("rank {rank}: {call} returned {code}: {text}")]
     Call {
@@ -47,6 +57,16 @@ pub(crate) enum Error {
     /// An error of the runtime.
     #[error(transparent)]
     Runtime(#[from] oxccl_runtime::Error),
+}
+
+impl Error {
+    /// Returns the exit code of a command that fails with this error.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Error::Start { code, .. } => *code,
+            _ => 1,
+        }
+    }
 }
 
 /// Prints a line for the user, at once, as several processes may write to one terminal; one that is

@@ -90,7 +90,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             error::say(&error.to_string());
-            ExitCode::FAILURE
+            ExitCode::from(error.code())
         }
     }
 }

@@ -36,7 +36,8 @@ Environment: of the ranks OXCCL_RANK, OXCCL_NRANKS, OXCCL_LOCAL_RANK, and OXCCL_
 the id by which they meet.
 
 Exit code: 0 if all ranks ended with 0, else that of the first one that failed, or 128 and the
-number of the signal that ended it or this command; 124 if the time was over.";
+number of the signal that ended it or this command; 124 if the time was over; 127 if the program was
+not found, 126 if it cannot be executed; 1 if ranks could not be started for another reason.";
 
 /// Reads a number of ranks; clap takes mpirun's `-np 4` for `-n p`.
 fn ranks(text: &str) -> std::result::Result<u32, String> {
@@ -241,9 +242,10 @@ fn spawn(
             Ok(())
         });
     }
-    let mut child = command.spawn().map_err(|e| Error::File {
+    let mut child = command.spawn().map_err(|e| Error::Start {
         path: program[0].to_string_lossy().into_owned(),
-        cause: format!("cannot be started: {e}{}", advice(&e, Path::new(&program[0]))),
+        cause: format!("{e}{}", advice(&e, Path::new(&program[0]))),
+        code: code(&e),
     })?;
     if let Some(mut input) = child.stdin.take() {
         aside(move || {
@@ -266,6 +268,27 @@ fn advice(error: &std::io::Error, program: &Path) -> String {
             "; the launcher needs several for each rank: raise the limit (ulimit -n)".to_owned()
         }
         _ => String::new(),
+    }
+}
+
+/// Returns the exit code for a program that could not be started, as shells have them: 127 if it
+/// was not found, 126 if it cannot be executed; 1 if the cause is another one, as a lack of
+/// processes.
+fn code(error: &std::io::Error) -> u8 {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        Some(Errno::NOENT) => 127,
+        Some(
+            Errno::ACCESS
+            | Errno::ISDIR
+            | Errno::LOOP
+            | Errno::NAMETOOLONG
+            | Errno::NOEXEC
+            | Errno::NOTDIR
+            | Errno::TOOBIG
+            | Errno::TXTBSY,
+        ) => 126,
+        _ => 1,
     }
 }
 

@@ -158,8 +158,8 @@ fn a_failed_rank_ends_the_others_and_gives_its_status() {
         let told = format!("rank 1 ended with {told}; the other ranks (2) have 100ms to end");
         assert!(err.contains(&told), "{err}");
     }
-    let (status, out, err) = Launcher::start("missing", &["-n", "2", "/nonexistent"]).end();
-    assert!(status == Some(1) && err.contains("/nonexistent"), "{out}{err}");
+    let (status, out, err) = Launcher::start("missing", &["-n", "2", "/nonexistent/x"]).end();
+    assert!(status == Some(127) && err.contains("/nonexistent/x"), "{out}{err}");
     let (status, _, err) = Launcher::start("time", &["--grace", "2h", "true"]).end();
     assert!(status == Some(1) && err.contains("a time like 10, 500ms, 2s or 1m"), "{err}");
 }
@@ -302,10 +302,15 @@ fn a_program_that_cannot_be_started_is_told_with_what_to_do() {
     let (status, _, err) = here("here", "exec \"$OXCCL\" run program");
     let advice = "program: cannot be started: No such file or directory (os error 2); for the one \
                   in this folder write ./program";
-    assert!(status == Some(1) && err.contains(advice), "{err}");
+    assert!(status == Some(127) && err.contains(advice), "{err}");
     assert_eq!(here("slash", "exec \"$OXCCL\" run ./program").0, Some(0));
     let (status, _, err) = here("nowhere", "exec \"$OXCCL\" run no-such-program");
-    assert!(status == Some(1) && err.ends_with("directory (os error 2)\n"), "{err}");
+    assert!(status == Some(127) && err.ends_with("directory (os error 2)\n"), "{err}");
+    std::fs::write(folder.path().join("program.txt"), "").expect("room");
+    for (name, program) in [("folder", "/"), ("data", "./program.txt"), ("below", "./program/x")] {
+        let (status, _, err) = here(name, &format!("exec \"$OXCCL\" run {program}"));
+        assert!(status == Some(126) && err.contains(": cannot be started: "), "{err}");
+    }
     let (status, _, err) = here("files", "ulimit -n 12; exec \"$OXCCL\" run -n 8 ./program");
     assert!(status == Some(1) && err.contains("raise the limit (ulimit -n)"), "{err}");
 }
