@@ -38,6 +38,10 @@ fn plans_of_all_collectives_are_shown_and_the_way_of_messages() {
     let head = out.contains("all_reduce of 1 byte per block on 1 rank, all sharing memory\n");
     assert!(code == Some(0) && head && !out.contains("1 ranks"), "{out}{err}");
     assert!(out.contains("sendrecv of 1 byte from a rank to itself, "), "{out}");
+    for (alias, name) in [("all_to_all", "alltoall"), ("send_recv", "sendrecv")] {
+        let plan = |kind| oxccl(&[], &["plan", kind, "-b", "8", "--device", "host"]).out;
+        assert!(plan(alias).starts_with(&format!("{name} of 8 bytes ")), "{}", plan(alias));
+    }
     let of_rank = |rank| ["plan", "all_reduce", "-n", "4", "--device", "host", "--program", rank];
     let Ended { code, out, .. } = oxccl(&[], &of_rank("3"));
     assert!(code == Some(0) && out.contains("program of rank 3 of "), "{out}");

@@ -4,7 +4,8 @@ use clap::ValueEnum;
 use oxccl_plan::words::counted;
 use oxccl_plan::{Collective, DataType, ReduceOp};
 
-/// The operations that can be measured.
+/// The operations that can be measured. Help and tables name them as nccl-tests does; an alias is
+/// the name in the manner of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names say it")]
@@ -14,18 +15,18 @@ pub(crate) enum Kind {
     Reduce,
     AllGather,
     ReduceScatter,
-    #[value(name = "alltoall")]
+    #[value(name = "alltoall", alias = "all_to_all")]
     AllToAll,
     Gather,
     Scatter,
     /// Each rank sends to the next one, and receives from the one before.
-    #[value(name = "sendrecv")]
+    #[value(name = "sendrecv", alias = "send_recv")]
     SendRecv,
     /// Ranks 0 and 1, 2 and 3, and so on send to each other.
-    #[value(name = "sendrecv_pairs")]
+    #[value(name = "sendrecv_pairs", alias = "send_recv_pairs")]
     SendRecvPairs,
     /// As sendrecv, in a group of 64 messages.
-    #[value(name = "sendrecv_many")]
+    #[value(name = "sendrecv_many", alias = "send_recv_many")]
     SendRecvMany,
     /// All of them, one after the other.
     All,
@@ -354,6 +355,21 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operations_have_the_names_of_nccl_tests_and_aliases_like_the_others() {
+        for kind in Kind::EACH {
+            assert_eq!(Kind::from_str(kind.name(), false), Ok(kind));
+        }
+        for (alias, kind) in [
+            ("all_to_all", Kind::AllToAll),
+            ("send_recv", Kind::SendRecv),
+            ("send_recv_pairs", Kind::SendRecvPairs),
+            ("send_recv_many", Kind::SendRecvMany),
+        ] {
+            assert_eq!(Kind::from_str(alias, false), Ok(kind));
+        }
+    }
 
     #[test]
     fn sizes_with_suffixes() {
