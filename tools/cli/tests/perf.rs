@@ -394,8 +394,8 @@ fn a_rank_for_each_processor_is_measured_where_nobody_says_how_many() {
     let small = ["perf", "--device", "host", "-b", "8", "-e", "8", "-n", "1"];
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
     let (ok, out, err) = oxccl(&small);
-    let ranks = format!("; {} ranks by oxccl run", processors.clamp(2, 16));
-    assert!(ok && out.contains(&ranks), "{out}{err}");
+    let ranks = format!("; {} ranks (", processors.clamp(2, 16));
+    assert!(ok && out.contains(&ranks) && out.contains("; --ranks N)\n"), "{out}{err}");
     let (ok, out, err) = oxccl(&[&small[..], &["-t", "3"]].concat());
     assert!(ok && out.contains("; 3 ranks"), "{out}{err}");
     let (ok, _, err) = oxccl(&[&small[..], &["--ranks", "0"]].concat());

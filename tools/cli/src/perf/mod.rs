@@ -51,9 +51,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     // What cannot be written is told before anything runs.
     [&options.json, &options.plot].into_iter().flatten().try_for_each(|path| can_write(path))?;
-    let processes = match (options.ranks, &launch) {
+    let (processes, reason) = match (options.ranks, &launch) {
         (None, None) => default_processes(options)?,
-        (ranks, _) => ranks.unwrap_or(1),
+        (ranks, _) => (ranks.unwrap_or(1), None),
     };
     match launch {
         None if options.ranks.is_some() || processes * libraries > 1 => {
@@ -63,6 +63,10 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             })?;
             let mut program = vec![own.into_os_string()];
             program.extend(std::env::args_os().skip(1));
+            if let Some(reason) = reason {
+                // Behind the name of this command.
+                program.insert(2, format!("--ranks-by={reason}").into());
+            }
             run::start(&run::Options::plain(processes * libraries, options.pin, program))
         }
         Some(launch) => member(options, &launch, libraries),
@@ -74,7 +78,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
                 meet: Meet::Host("alone".to_owned()),
                 launcher: "one process",
             };
-            member(options, &alone, libraries)
+            member(&options.with_ranks_by(reason), &alone, libraries)
         }
     }
 }
@@ -82,19 +86,34 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 /// The most processes where nobody says how many.
 const MOST_PROCESSES: usize = 16;
 
-/// Returns the number of processes where nobody says how many: one where several ranks are in it,
-/// else as many as GPUs or, in host memory, as processors, but two at least.
-fn default_processes(options: &Options) -> Result<u32> {
+/// Returns the number of processes where nobody says how many, and the words for why: one, without
+/// words, where several ranks are in it, else as many as GPUs or, in host memory, as processors,
+/// but two at least.
+fn default_processes(options: &Options) -> Result<(u32, Option<&'static str>)> {
     if options.per_thread * options.threads > 1 {
-        return Ok(1);
+        return Ok((1, None));
     }
-    Ok(usual_processes(Device::find(options, &Api::built_in(), 0)?.gpus()))
+    let gpus = Device::find(options, &Api::built_in(), 0)?.gpus();
+    Ok((usual_processes(gpus), Some(reason(gpus, processors()))))
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from)
+}
+
+/// Returns the words for why there are so many processes where nobody says how many.
+fn reason(gpus: Option<u32>, processors: usize) -> &'static str {
+    match (gpus, processors) {
+        (Some(_), _) => "one per GPU",
+        (None, ..2) => "two at least",
+        (None, 2..=MOST_PROCESSES) => "one per processor",
+        (None, _) => "16 at most",
+    }
 }
 
 /// Returns the number of processes where nobody says how many: as many as GPUs or, in host memory
 /// (`None`), as processors, but two at least.
 pub(crate) fn usual_processes(gpus: Option<u32>) -> u32 {
-    let processors = || std::thread::available_parallelism().map_or(2, usize::from);
     match gpus {
         Some(gpus) => gpus.max(1),
         None => processors().clamp(2, MOST_PROCESSES) as u32,
@@ -193,5 +212,10 @@ mod tests {
     fn there_is_a_process_for_each_gpu_or_processor() {
         assert_eq!([0, 1, 4, 8].map(|gpus| usual_processes(Some(gpus))), [1, 1, 4, 8]);
         assert!((2..=16).contains(&usual_processes(None)));
+        assert_eq!(
+            [1, 2, 16, 17].map(|processors| reason(None, processors)),
+            ["two at least", "one per processor", "one per processor", "16 at most"]
+        );
+        assert_eq!(reason(Some(4), 8), "one per GPU");
     }
 }

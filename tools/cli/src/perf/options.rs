@@ -238,6 +238,9 @@ pub(crate) struct Options {
     /// to 16.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: Option<u32>,
+    /// Why there are so many processes, of which this is one, where the user did not say how many.
+    #[arg(long, hide = true)]
+    pub(crate) ranks_by: Option<String>,
     /// Bind process i to processor i.
     #[arg(long)]
     pub(crate) pin: bool,
@@ -312,6 +315,11 @@ impl Options {
     pub(crate) fn of_library(&self, library: u32) -> Self {
         let register = self.vs_register.filter(|_| library > 0).unwrap_or(self.register);
         Self { register, ..self.clone() }
+    }
+
+    /// Returns the options of a process that is as many ranks as there are for this reason.
+    pub(crate) fn with_ranks_by(&self, reason: Option<&str>) -> Self {
+        Self { ranks_by: reason.map(str::to_owned), ..self.clone() }
     }
 
     /// Returns the sizes to measure.

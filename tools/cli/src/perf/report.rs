@@ -186,7 +186,11 @@ impl<'a> Report<'a> {
         let (first, other) = (memory(0), memory(1));
         let Head { device, ranks, launcher, .. } = &self.head;
         let number = counted(*ranks, "rank", "ranks");
-        self.say(format_args!("# device: {device}, memory from {first}; {number} by {launcher}"));
+        let by = match &self.options.ranks_by {
+            Some(reason) => format!("({reason}; --ranks N)"),
+            None => format!("by {launcher}"),
+        };
+        self.say(format_args!("# device: {device}, memory from {first}; {number} {by}"));
         if *ranks == 1 {
             self.say(
                 "# one rank: nothing goes to another one; with -t 2 two ranks share the device",
