@@ -431,7 +431,12 @@ fn no_ranks_are_no_trouble() {
     let own = std::process::id().to_string();
     let output = command.args(["ras", "--pid", &own]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(0));
-    assert!(String::from_utf8_lossy(&output.stdout).starts_with("No process of this user"));
+    let none = "has no ranks of a communicator that this user may see.";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("Process {own} {none}\n"));
+    let output = Command::new(OXCCL).args(["ras", "--pid", &own, "--pid", "1"]).output();
+    let none_of =
+        format!("None of the processes {own} and 1 has ranks of a communicator that this");
+    assert!(String::from_utf8_lossy(&output.expect("it runs").stdout).starts_with(&none_of));
     let folder = tempfile::tempdir().expect("a folder");
     for (format, code) in [("svg", 1), ("chrome", 1), ("flight-recorder", 1), ("prometheus", 0)] {
         let path = folder.path().join(format);
@@ -439,7 +444,7 @@ fn no_ranks_are_no_trouble() {
         command.args(["ras", "dump", format]).arg(&path).args(["--pid", &own]);
         let output = command.output().expect("it runs");
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(code) && text.contains("No process of"), "{text}");
+        assert!(output.status.code() == Some(code) && text.contains(none), "{text}");
         assert_eq!(path.exists(), code == 0, "{format}");
     }
     let output = Command::new(OXCCL).args(["ras", "--pid", "999999999"]).output();

@@ -101,8 +101,22 @@ enum Format {
     Svg,
 }
 
-/// The text where there is nothing to tell of.
-const NOBODY: &str = "No process of this user on this machine has ranks of a communicator.";
+/// Returns the text where there is nothing to tell of, among these processes or, without any, among
+/// all of this user.
+fn nobody(pids: &[u32]) -> String {
+    let numbers: Vec<_> = pids.iter().map(u32::to_string).collect();
+    match &numbers[..] {
+        [] => "No process of this user on this machine has ranks of a communicator.".to_owned(),
+        [pid] => format!("Process {pid} has no ranks of a communicator that this user may see."),
+        [pids @ .., last] => {
+            let pids = pids.join(", ");
+            format!(
+                "None of the processes {pids} and {last} has ranks of a communicator that this \
+                 user may see."
+            )
+        }
+    }
+}
 
 /// The most ranks of a communicator that have a line each though none of them waits.
 const FEW: usize = 8;
@@ -142,13 +156,13 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let mut causes = verdicts(&processes, patience);
     causes.extend(ways.verdicts(&processes, &causes));
     if let Some(Action::Dump { format, path }) = &options.action {
-        return dump((&processes, &causes), *format, path);
+        return dump((&processes, &causes), *format, path, &options.pid);
     }
     let mut out = std::io::stdout().lock();
     // An output that cannot be written to is no error.
     let _ = match options.json {
         true => writeln!(out, "{}", status::json(&processes, &causes)),
-        false => out.write_all(text(&processes, &causes).as_bytes()),
+        false => out.write_all(text((&processes, &causes), &options.pid).as_bytes()),
     };
     let held_up = causes.iter().any(|verdict| verdict.cause.holds_up());
     Ok(if held_up { ExitCode::from(2) } else { ExitCode::SUCCESS })
@@ -201,11 +215,13 @@ fn ways(processes: &[Process]) -> Ways {
     }
 }
 
-/// Writes what some processes record, and what holds them up, in a format.
+/// Writes what some processes record, and what holds them up, in a format. The user asked for the
+/// processes `pids`, or for all if it is empty.
 fn dump(
     (processes, causes): (&[Process], &[Verdict]),
     format: Format,
     path: &Path,
+    pids: &[u32],
 ) -> Result<ExitCode> {
     fn failed(path: &Path, cause: impl ToString) -> Error {
         Error::File { path: path.display().to_string(), cause: cause.to_string() }
@@ -219,7 +235,7 @@ fn dump(
     };
     let is_empty = communicators(processes).is_empty();
     if is_empty && !matches!(format, Format::Json | Format::Prometheus) {
-        let text = format!("{NOBODY} Nothing is written to {}.", path.display());
+        let text = format!("{} Nothing is written to {}.", nobody(pids), path.display());
         return Err(Error::Options(text));
     }
     match format {
@@ -238,15 +254,15 @@ fn dump(
         }
     }
     if is_empty {
-        say(NOBODY);
+        say(&nobody(pids));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(processes: &[Process], causes: &[Verdict]) -> String {
+fn text((processes, causes): (&[Process], &[Verdict]), pids: &[u32]) -> String {
     let comms = communicators(processes);
     if comms.is_empty() {
-        return format!("{NOBODY}\n");
+        return nobody(pids) + "\n";
     }
     let mut lines = vec![];
     if !causes.iter().any(|verdict| verdict.cause.holds_up()) {
