@@ -351,7 +351,9 @@ using window = registration<ncclWindow_t, ncclCommWindowDeregister>;
 using operation = registration<ncclRedOp_t, detail::end_operation>;
 
 // This rank's part of a communicator. Its end completes all operations, waiting for the other
-// ranks; while an exception is on its way it aborts instead, so that they are told.
+// ranks; while an exception is on its way it aborts instead, so that they are told. A destructor
+// cannot throw: a failure that only the end meets is dropped, unless finalize() before it is called,
+// which reports it.
 class communicator {
  public:
   communicator() = default;
