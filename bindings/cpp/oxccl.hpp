@@ -591,7 +591,8 @@ class communicator {
                                 std::data(in), std::data(out), std::size(out),
                                 type(in, out), root, get(), on.get()));
   }
-  // Sends elements to a rank, or receives them from one; within a group in any order.
+  // Sends elements to a rank, or receives them from one; within a group in any order. A large send
+  // waits for its receive: ranks that send to each other, or in a circle, do so in a group.
   template <class In>
   result<void> send(const In &in, int to, const stream &on) const {
     return detail::check(ncclSend(std::data(in), std::size(in), only_type(in), to, get(), on.get()));

@@ -237,7 +237,9 @@ func ScatterAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream
 	})
 }
 
-// Send sends elements to a rank, which receives as many.
+// Send sends elements to a rank, which receives as many. Calls of one communicator run one behind
+// the other, also those of several goroutines, and a large Send waits for its Recv: ranks that send
+// to each other, or in a circle, use SendRecv or a Group, else they wait for ever.
 func Send[T Element](ctx context.Context, c *Comm, data []T, to int) error {
 	return onSlices(ctx, c, data, nil, func(data, _ Buffer[T], on *Stream) error {
 		return SendAsync(c, data, to, on)
@@ -252,10 +254,24 @@ func SendAsync[T Element](c *Comm, data Buffer[T], to int, on *Stream) error {
 	return ncclSend(data.data, C.size_t(data.n), dataType[T](), C.int(to), c.handle, on.handle)
 }
 
-// Recv receives elements from a rank, which sends as many.
+// Recv receives elements from a rank, which sends as many. Where that rank receives from this one
+// before it sends, use SendRecv or a Group: see Send.
 func Recv[T Element](ctx context.Context, c *Comm, data []T, from int) error {
 	return onSlices(ctx, c, data, nil, func(data, _ Buffer[T], on *Stream) error {
 		return RecvAsync(c, data, from, on)
+	})
+}
+
+// SendRecv sends elements to a rank and receives elements from a rank, which may be another, both at
+// once; the slices must not overlap.
+func SendRecv[T Element](ctx context.Context, c *Comm, send []T, to int, recv []T, from int) error {
+	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
+		return Group(func() error {
+			if err := SendAsync(c, send, to, on); err != nil {
+				return err
+			}
+			return RecvAsync(c, recv, from, on)
+		})
 	})
 }
 

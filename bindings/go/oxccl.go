@@ -137,7 +137,8 @@ func SetLogLevel(level int) error {
 }
 
 // Group launches together what f calls: the Async functions, whose sends and receives then need no
-// order. Functions that take slices fail in it, as nothing is complete before its end.
+// order. Functions that take slices fail in it, as nothing is complete before its end; SendRecv is a
+// group of its own.
 func Group(f func() error) error { return grouped(f, ncclGroupEnd) }
 
 // Estimate tells how long Group would take for what f calls, by the library's model of the machine;

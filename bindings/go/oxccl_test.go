@@ -152,6 +152,24 @@ func collectives[T Element](t *testing.T, c *Comm, number func(int) T) {
 	}
 }
 
+// As large that no send is complete before its receive.
+func TestSendRecv(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		next, last := (c.Rank()+1)%ranks, (c.Rank()+ranks-1)%ranks
+		x, y := make([]int64, 2<<20), make([]int64, 2<<20)
+		x[0], x[len(x)-1] = int64(c.Rank()+1), int64(c.Rank()+1)
+		ok(t, SendRecv(background, c, x, next, y, last))
+		expect(t, "SendRecv", []int64{y[0], y[1], y[len(y)-1]}, int64(last+1), 0, int64(last+1))
+		expectError(t, SendRecv(background, c, x, ranks, y, last), InvalidArgument, "peer")
+		expectError(t, Group(func() error {
+			return SendRecv(background, c, x, next, y, last)
+		}), InvalidUsage, "cannot wait in a Group")
+		ok(t, AllReduce(background, c, x[:1], y[:1], Sum))
+		expect(t, "AllReduce", y[:1], 10)
+		ok(t, c.Close())
+	})
+}
+
 type named int32
 
 func TestCollectives(t *testing.T) {

@@ -24,7 +24,7 @@ import numpy as np
 from . import _gen
 from ._arrays import NO_PARTS, AnyArray, Array, Counts, Parts, Place, place
 from ._gen import ncclRedOp_t, ncclResult_t
-from ._library import Error, _c, _check, _int, _last_error, _nanoseconds, _number
+from ._library import _SUCCESS, Error, _c, _check, _int, _last_error, _nanoseconds, _number
 from ._made import Factor, MultipliedSum, Registration, Window
 from ._options import CALL_OPTIONS, OPTIONS, CallOptions, Option, _call, _configure, _text
 
@@ -689,16 +689,32 @@ class Comm:
             s.address, r.address, r.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
     def send(self, data: AnyArray, to: int, stream: Stream | None = None) -> None:
-        """To a rank, which receives as many elements."""
+        """To a rank, which receives as many elements. Calls of one communicator run one behind the other, also
+        those of several threads, and a large send waits for its receive: ranks that send to each other, or in a
+        circle, use send_recv() or a Group, else they wait for ever."""
         d = place("data", data)
         self._run(stream, lambda on: _c.ncclSend(
             d.address, d.count, d.kind, _int("to", to), self._handle, on), data)
 
     def recv(self, data: Array, source: int, stream: Stream | None = None) -> Array:
-        """From a rank, which sends as many elements."""
+        """From a rank, which sends as many elements. Where that rank receives from this one before it sends, use
+        send_recv() or a Group: see send()."""
         d = place("data", data, writable=True)
         return self._run(stream, lambda on: _c.ncclRecv(
             d.address, d.count, d.kind, _int("source", source), self._handle, on), data)
+
+    def send_recv(self, send: AnyArray, to: int, recv: Array, source: int, stream: Stream | None = None) -> Array:
+        """Sends to a rank and receives from a rank, which may be another, both at once; the arrays must not
+        overlap."""
+        s, r = place("send", send), place("recv", recv, writable=True)
+
+        def both(on):
+            with Group():
+                _check(_c.ncclSend(s.address, s.count, s.kind, _int("to", to), self._handle, on))
+                _check(_c.ncclRecv(r.address, r.count, r.kind, _int("source", source), self._handle, on))
+            return _SUCCESS
+
+        return self._run(stream, both, send, recv)
 
     # With a length per rank: part r has counts[r] elements and begins at element displs[r]; without
     # displs the parts lie one behind the other.

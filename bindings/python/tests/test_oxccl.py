@@ -68,6 +68,23 @@ def collectives(comm, dtype):
         comm.send(own, 1)
     elif rank == 1:
         same(comm.recv(out, 0), full(1))
+    last = (rank + RANKS - 1) % RANKS
+    same(comm.send_recv(own, (rank + 1) % RANKS, out, last), full(last + 1))
+
+
+def large_circle(comm):
+    # So large that no send is complete before its receive; the types need not be the same.
+    to, source = (comm.rank + 1) % RANKS, (comm.rank + RANKS - 1) % RANKS
+    kinds = [np.int64, np.float32, np.int64, np.float32]
+    sent, got = np.full(1 << 21, comm.rank, kinds[comm.rank]), np.full(1 << 21, -1, kinds[source])
+    assert comm.send_recv(sent, to, got, source) is got
+    same(got, np.full(1 << 21, source, kinds[source]))
+    stream = oxccl.Stream()
+    comm.send_recv(got, source, sent, to, stream=stream)
+    stream.synchronize()
+    same(sent, np.full(1 << 21, comm.rank, kinds[comm.rank]))
+    expect_error(oxccl.Error, "peer", lambda: comm.send_recv(sent, RANKS, got, source))
+    comm.all_reduce(np.zeros(1))
 
 
 def streams_graphs_groups(comm):
@@ -546,6 +563,7 @@ def rank(comm):
         collectives(comm, dtype)
         lengths_per_rank(comm, dtype)
     registered_and_windows(comm)
+    large_circle(comm)
     streams_graphs_groups(comm)
     made_from_others(comm)
     options_and_devices(comm)

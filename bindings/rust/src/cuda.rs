@@ -675,7 +675,8 @@ operations! { configured:
 }
 
 operations! { plain:
-    /// Sends elements to rank `peer`, which has to receive as many.
+    /// Sends elements to rank `peer`, which has to receive as many. Ranks that send to each other,
+    /// or in a circle, do so in a [`group`](crate::cuda::group()), else they wait for ever.
     send, send_on: |_, group| (data: &'g impl DevicePtr<T>, peer: usize) {
         let (count, from) = (data.len(), group.input(data));
     } ncclSend(from, count, type_of::<T>(), number(peer));

@@ -249,12 +249,15 @@ configured:
 
 operations! {
 plain:
-    /// Sends elements to rank `peer`, which has to receive as many. Ranks that send to each other
-    /// do so in a [`group`](crate::group()).
+    /// Sends elements to rank `peer`, which has to receive as many. Calls of one communicator run
+    /// one behind the other, also those of several threads, and a large send waits for its receive:
+    /// ranks that send to each other, or in a circle, do so in a [`group`](crate::group()), else
+    /// they wait for ever.
     send, send_on: |_| (data: &'a [T], peer: usize) {
     } ncclSend(of(data), data.len(), type_of::<T>(), number(peer));
 
-    /// Receives elements from rank `peer`, which has to send as many.
+    /// Receives elements from rank `peer`, which has to send as many. Where that rank receives from
+    /// this one before it sends, both do so in a [`group`](crate::group()).
     recv, recv_on: |_| (data: &'a mut [T], peer: usize) {
     } ncclRecv(to(data), data.len(), type_of::<T>(), number(peer));
 

@@ -16,7 +16,7 @@ using Libdl
 include("raw_gen.jl")
 
 export Comm, Stream, Event, Graph, UniqueId, OxCCLError
-export Allreduce!, Bcast!, Reduce!, Allgather!, Reduce_scatter!, Alltoall!, Gather!, Scatter!, Send, Recv!
+export Allreduce!, Bcast!, Reduce!, Allgather!, Reduce_scatter!, Alltoall!, Gather!, Scatter!, Send, Recv!, Sendrecv!
 export Allreduce, Reduce, Allgather, Gather, Scatter, Alltoall, Barrier
 export VBuffer, Allgatherv!, Reduce_scatterv!, Alltoallv!, Gatherv!, Scatterv!
 export Window, put, signal, wait_signals

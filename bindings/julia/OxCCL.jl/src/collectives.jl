@@ -104,7 +104,14 @@ function Scatter!(send::Elements{T}, recv::Elements{T}, root::Integer, c::Comm; 
     return recv
 end
 
-"`Send(data, rank, comm)`: to a rank, which receives as many elements."
+"""
+    Send(data, rank, comm)
+    Send(data, comm; dest)
+
+To a rank, which receives as many elements. Calls of one communicator run one behind the other, also those of
+several tasks, and a large `Send` waits for its `Recv!`: ranks that send to each other, or in a circle, use
+[`Sendrecv!`](@ref) or a [`group`](@ref), else they wait for ever.
+"""
 function Send(data::Elements{T}, to::Integer, c::Comm; stream = nothing) where {T}
     run(c, stream, data) do on
         ncclSend(address(data), length(data), datatype(T), to, open_handle(c), on)
@@ -112,7 +119,13 @@ function Send(data::Elements{T}, to::Integer, c::Comm; stream = nothing) where {
     return nothing
 end
 
-"`Recv!(data, rank, comm)`: from a rank, which sends as many elements."
+"""
+    Recv!(data, rank, comm)
+    Recv!(data, comm; source)
+
+From a rank, which sends as many elements. Where that rank receives from this one before it sends, use
+[`Sendrecv!`](@ref) or a [`group`](@ref): see [`Send`](@ref).
+"""
 function Recv!(data::Elements{T}, from::Integer, c::Comm; stream = nothing) where {T}
     run(c, stream, data) do on
         ncclRecv(address(data), length(data), datatype(T), from, open_handle(c), on)

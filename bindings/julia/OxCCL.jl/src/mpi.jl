@@ -35,6 +35,19 @@ Send(data::Elements, c::Comm; dest::Integer, stream = nothing) = Send(data, dest
 
 Recv!(data::Elements, c::Comm; source::Integer, stream = nothing) = Recv!(data, source, c; stream = stream)
 
+"`Sendrecv!(send, recv, comm; dest, source)`: to a rank and from a rank at once; the arrays must not overlap."
+function Sendrecv!(send::Elements{S}, recv::Elements{T}, c::Comm;
+                   dest::Integer, source::Integer, stream = nothing) where {S,T}
+    run(c, stream, send, recv) do on
+        group() do
+            check(ncclSend(address(send), length(send), datatype(S), dest, open_handle(c), on))
+            check(ncclRecv(address(recv), length(recv), datatype(T), source, open_handle(c), on))
+        end
+        return Cint(ncclSuccess)
+    end
+    return recv
+end
+
 "`Barrier(comm)`: waits until all ranks have called it. The current device has to be the communicator's."
 function Barrier(c::Comm)
     if device()[1] == oxcclDeviceHost

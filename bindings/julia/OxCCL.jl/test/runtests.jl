@@ -105,7 +105,15 @@ function as_in_mpi(c)
         Recv!(out, c; source = (rank + RANKS - 1) % RANKS, stream = s)
     end
     synchronize(s)
-    @test out == fill((rank + RANKS - 1) % RANKS + 1, 2)
+    source = (rank + RANKS - 1) % RANKS
+    @test out == fill(source + 1, 2)
+    # So large that no send is complete before its receive.
+    large, other = fill(rank, 1 << 20), zeros(Int, 1 << 20)
+    @test Sendrecv!(large, other, c; dest = (rank + 1) % RANKS, source = source) === other == fill(source, 1 << 20)
+    Sendrecv!(other, large, c; dest = source, source = (rank + 1) % RANKS, stream = s)
+    synchronize(s)
+    @test large == fill(rank, 1 << 20)
+    expect_error(() -> Sendrecv!(large, other, c; dest = RANKS, source = source), ncclInvalidArgument, "peer")
     # Base's function has the methods of ours.
     @test split("a b") == ["a", "b"]
     half = split(c, rank % 2, rank)

@@ -103,7 +103,8 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
         Circle::Messages => (
             Cause::Deadlock,
             "in a circle",
-            "put what each rank sends and receives into one group (ncclGroupStart, ncclGroupEnd)",
+            "put what each rank sends and receives into one group (ncclGroupStart, ncclGroupEnd; \
+             Group in Go and Python, group in C++, Julia and Rust)",
         ),
         Circle::Groups => (
             Cause::Deadlock,
