@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
-from . import _gen
+from . import _ending, _gen
 from ._arrays import NO_PARTS, AnyArray, Array, Counts, Parts, Place, place
 from ._gen import ncclRedOp_t, ncclResult_t
 from ._library import _SUCCESS, Error, _c, _check, _int, _last_error, _nanoseconds, _number
@@ -409,7 +409,8 @@ class Comm:
 
     End it by close(), which waits for the other ranks, or by abort(); `with` closes it, and aborts
     while an exception is on its way, so that the others are told. Collection does neither: to end a
-    communicator is communication.
+    communicator is communication. The end of the process closes what is open, waiting for no rank longer
+    than 5 s, but not after an exception that nobody caught.
     """
 
     def __init__(self, size: int | None = None, unique_id: UniqueId | None = None, rank: int | None = None,
@@ -447,6 +448,7 @@ class Comm:
             _check(_c.ncclCommCount(self._handle, ctypes.byref(size)))
             self._rank, self._size = rank.value, size.value
             self._stream = Stream()
+            _ending.opened(self._place)
 
     @property
     def rank(self) -> int:
@@ -527,6 +529,7 @@ class Comm:
         # In one step: another thread may end it, too.
         place, self._place = self._place, _ENDED
         if place:
+            _ending.ended(place)
             _check(end(place))
 
     def __enter__(self) -> Self:

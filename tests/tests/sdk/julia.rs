@@ -34,6 +34,24 @@ fn its_own_tests_pass_on_processes() {
 }
 
 #[test]
+fn who_ends_first_without_closing_is_not_lost_to_the_others_but_after_an_exception() {
+    if !have("julia") {
+        return;
+    }
+    let call = "using OxCCL; comm = Comm(); Barrier(comm);";
+    let program = |end: &str| {
+        let mut ranks = on_four_julias("julia-end");
+        run(prefix(), ranks.args(["-e", &format!("{call} {end}")]))
+    };
+    let (status, text) = program("comm.rank == 0 && sleep(1)");
+    assert_eq!((status, text.contains("lost rank")), (Some(0), false), "{text}");
+    let (status, text) = program("comm.rank == 1 && error(\"broken\"); Barrier(comm)");
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.contains("lost rank 1: its process ended"), "{text}");
+    assert!(!text.contains("destroyed"), "{text}");
+}
+
+#[test]
 fn another_project_uses_it() {
     if !have("julia") {
         return;

@@ -1,6 +1,6 @@
 //! The Python package on threads and processes.
 
-use crate::{ROOT, folder as empty_folder, have, on_four_ranks, prefix, succeed};
+use crate::{ROOT, folder as empty_folder, have, on_four_ranks, prefix, run, succeed};
 use oxccl_tests::missing;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,6 +42,25 @@ fn collectives_errors_graphs_and_aborts_on_threads_and_processes() {
     let mut ranks = on_four_ranks(prefix(), Path::new("python3"));
     let text = succeed(python(ranks.arg(&tests)));
     assert_eq!(text.matches("Python is right").count(), 4, "{text}");
+}
+
+#[test]
+fn who_ends_first_without_closing_is_not_lost_to_the_others_but_after_an_exception() {
+    if !have_numpy() {
+        return;
+    }
+    let call = "import numpy, oxccl, time; comm = oxccl.Comm(); x = numpy.ones(1)\n\
+                comm.all_reduce(x)\n";
+    let program = |end: &str| {
+        let mut ranks = on_four_ranks(prefix(), Path::new("python3"));
+        run(prefix(), python(ranks.args(["-c", &format!("{call}{end}")])))
+    };
+    let (status, text) = program("time.sleep(1 if comm.rank == 0 else 0)");
+    assert_eq!((status, text.contains("lost rank")), (Some(0), false), "{text}");
+    let (status, text) = program("comm.rank != 1 or 1 / 0\ncomm.all_reduce(x)");
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.contains("lost rank 1: its process ended"), "{text}");
+    assert!(!text.contains("destroyed"), "{text}");
 }
 
 #[test]

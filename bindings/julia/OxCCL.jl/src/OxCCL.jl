@@ -54,6 +54,7 @@ function __init__()
         ADDRESSES[i] = address
     end
     Base.Experimental.register_error_hint(hint, MethodError)
+    atexit(close_all)
 end
 
 # What the message of a call without a method says beside what Julia lists.
@@ -515,7 +516,8 @@ Options are the fields of `ncclConfig_t`, such as `commName = "weights"` or `max
 their names; and `init_timeout`, the seconds that the ranks wait for one that does not come. What nobody asks for is as NCCL has it, whatever communicator one is made of.
 
 End it by `close`, which waits for the other ranks, or by [`abort`](@ref): the garbage collector does not,
-since ending a communicator is communication.
+since ending a communicator is communication. The end of the process closes what is open, waiting for other ranks no
+longer than 5 s, but not after an exception that nobody caught.
 """
 mutable struct Comm
     handle::Ptr{Cvoid}
@@ -612,6 +614,7 @@ function create(begin_, options)
     rank, size = Ref{Cint}(), Ref{Cint}()
     check(ncclCommUserRank(handle, rank))
     check(ncclCommCount(handle, size))
+    opened(handle)
     return Comm(handle, Stream(), rank[], size[])
 end
 
@@ -700,6 +703,7 @@ nothing if it was ended before.
 function abort(c::Comm)
     c.handle == C_NULL && return nothing
     handle, c.handle = c.handle, C_NULL
+    ended(handle)
     return check(ncclCommAbort(handle))
 end
 
@@ -716,6 +720,7 @@ function Base.close(c::Comm)
         failed = rest(c.handle) != ncclSuccess
     end
     handle, c.handle = c.handle, C_NULL
+    ended(handle)
     check(failed ? ncclCommAbort(handle) : ncclCommDestroy(handle))
     return nothing
 end
@@ -758,6 +763,8 @@ function register(c::Comm, data::Elements{T}) where {T}
 end
 
 Base.close(r::Registration) = check(ncclCommDeregister(open_handle(r.comm), r.handle))
+
+include("ending.jl")
 
 # ---- Operations ----
 
