@@ -91,7 +91,7 @@ def set_tag(tag: int) -> None:
     """Sets the number by which later operations of this thread are known in `oxccl ras`, such as the
     number of a training step; 0 for none."""
     if not 0 <= _number("tag", tag) < 2**64:
-        raise ValueError(f"tag is {tag}; expected a number of 64 bits, 0 or more")
+        raise ValueError(f"tag is {tag}; expected an integer of 64 bits, 0 or more")
     _check(_c.oxcclTag(tag))
 
 
@@ -588,11 +588,14 @@ class Comm:
         by this one. Memory from empty() is best; at most 64 at a time."""
         return Window(self, array)
 
-    def _of_root(self, root, name, array, like, writable=False):
-        """Where an array is that only the root needs: the others may pass None."""
-        if array is None and self.rank != root:
+    def _of_root(self, root, name, array, like, times=None, writable=False):
+        """Where an array is that only the root needs, so many times as long as `like`: the others may pass None."""
+        if array is not None:
+            return place(name, array, like, writable)
+        if self.rank != root:
             return Place(None, 0, 0, like.kind, 0)
-        return place(name, array, like, writable)
+        needs = "all ranks' parts" if times is None else f"{times * like.count} elements"
+        raise TypeError(f"{name} is None; this rank is the root, and needs an array of {needs}")
 
     def _run(self, stream, call, *arrays):
         if stream is None:
@@ -630,7 +633,7 @@ class Comm:
                stream: Stream | None = None, options: CallOptions | None = None) -> Array | None:
         """The reduction of all ranks' `send` in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
-        r = self._of_root(root, "recv", recv, s, True)
+        r = self._of_root(root, "recv", recv, s, 1, writable=True)
         if self.rank == root:
             r.length("recv", s.count)
         return self._run(stream, lambda on: _call(
@@ -673,7 +676,7 @@ class Comm:
                options: CallOptions | None = None) -> Array | None:
         """Every rank's elements, one behind the other, in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
-        r = self._of_root(root, "recv", recv, s, True)
+        r = self._of_root(root, "recv", recv, s, self.size, writable=True)
         if self.rank == root:
             r.length("recv", s.count * self.size)
         return self._run(stream, lambda on: _call(
@@ -684,7 +687,7 @@ class Comm:
                 options: CallOptions | None = None) -> Array:
         """Block r of the root's `send`, which is ignored elsewhere, in the `recv` of rank r."""
         r = place("recv", recv, writable=True)
-        s = self._of_root(root, "send", send, r)
+        s = self._of_root(root, "send", send, r, self.size)
         if self.rank == root:
             s.length("send", r.count * self.size)
         return self._run(stream, lambda on: _call(
@@ -760,7 +763,7 @@ class Comm:
                 displs: Counts | None = None, root: int = 0, stream: Stream | None = None) -> Array | None:
         """The `send` of rank r as part r of the root's `recv`; what describes that is ignored elsewhere."""
         s = place("send", send)
-        r = self._of_root(root, "recv", recv, s, True)
+        r = self._of_root(root, "recv", recv, s, writable=True)
         parts = Parts("recv", r, self.size, counts, displs) if self.rank == root else NO_PARTS
         return self._run(stream, lambda on: _c.oxcclGatherv(
             s.address, s.count, r.address, parts.counts, parts.displs, s.kind, _int("root", root), self._handle, on),

@@ -82,9 +82,9 @@ def _int(name, value):
     try:
         value = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}; expected a number of 32 bits") from None
+        raise TypeError(f"{name} is {value!r}; expected an integer of 32 bits") from None
     if not -(2**31) < value < 2**31:
-        raise ValueError(f"{name} is {value}; expected a number of 32 bits")
+        raise ValueError(f"{name} is {value}; expected an integer of 32 bits")
     return value
 
 
@@ -93,7 +93,7 @@ def _number(name, value):
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}; expected a number without a fraction") from None
+        raise TypeError(f"{name} is {value!r}; expected an integer") from None
 
 
 def _nanoseconds(seconds):

@@ -86,7 +86,7 @@ class CallOptions:
         """A field as C takes it."""
         if name == "userProfilerTag":
             if not isinstance(value, int) or not 0 <= value < 2**63:
-                raise ValueError(f"{name} is {value!r}; expected a number of 63 bits, 0 or more")
+                raise ValueError(f"{name} is {value!r}; expected an integer of 63 bits, 0 or more")
             return value
         if name == "launchCompletionEvent":
             # That file needs this one.
