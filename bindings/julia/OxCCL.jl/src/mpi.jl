@@ -10,6 +10,16 @@ end
 Bcast!(data::Elements, c::Comm; root::Integer = 0, stream = nothing, options...) =
     Bcast!(data, root, c; stream = stream, options...)
 
+# What is no array is not sent. The message of a `MethodError` tells of arrays that are not taken.
+function no_elements(data, arguments...)
+    data isa AbstractArray && throw(MethodError(Bcast!, (data, arguments...)))
+    throw(ArgumentError("Bcast!: data is a $(typeof(data)); expected an array of numbers, such as a Vector{Float64}. " *
+        "Other objects go as their bytes: serialize one, and Bcast! the length and then the bytes, as the page " *
+        "\"From MPI\" of the documentation has it"))
+end
+Bcast!(data, root::Integer, c::Comm; options...) = no_elements(data, root, c)
+Bcast!(data, c::Comm; options...) = no_elements(data, c)
+
 Reduce!(send::Elements, recv::Union{Elements,Nothing}, op::O, c::Comm;
         root::Integer = 0, stream = nothing, options...) where {O} =
     Reduce!(send, elsewhere("Reduce!", "recv", recv, send, root, c), op, root, c; stream = stream, options...)

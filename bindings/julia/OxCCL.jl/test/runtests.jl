@@ -479,6 +479,9 @@ end
             (() -> VBuffer(x, nothing)) => "counts is nothing",
             (() -> VBuffer(x, [1], ["0"])) => "displs is [\"0\"]",
             (() -> Scatter([1.0], Int, c.rank, c)) => "of type Float64; expected Int64",
+            (() -> Bcast!(Dict("a" => 1), c)) => "data is a Dict{String,$Int}; expected an array of numbers",
+            (() -> Bcast!("config", 0, c)) => "data is a String; expected an array of numbers",
+            (() -> Bcast!(5, c; root = 1)) => "serialize one, and Bcast! the length and then the bytes",
             (() -> alloc(Float32, -1)) => "dims are (-1,)",
             (() -> alloc(Float32, large, large)) => "for at most 9223372036854775807 bytes",
             (() -> alloc(String, 1)) => "elements of type String; expected a type of plain bits",
@@ -492,6 +495,7 @@ end
         for (call, text) in [
             (() -> Allreduce!(x, zeros(Float32, 3), +, c)) => "arrays of one element type",
             (() -> Allreduce!(view(x, 1:2:3), +, c)) => "collect(x) makes one",
+            (() -> Bcast!(view(x, 1:2:3), c)) => "collect(x) makes one",
             (() -> Allreduce!(x, c)) => "an operation before the communicator",
         ]
             e = try call(); nothing catch e; e end
