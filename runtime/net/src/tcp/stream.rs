@@ -14,8 +14,8 @@ const HEADER: usize = 4;
 /// header. What is read beyond a shorter message is copied once more.
 const AHEAD: usize = (64 << 10) + 16;
 
-/// The most bytes, with the length, that are sent from one piece of memory: the system takes 0.25 µs
-/// longer for a list of pieces, and a copy of so few bytes less.
+/// The most bytes, with the length, that are sent from one piece of memory: the system takes
+/// 0.25 µs longer for a list of pieces, and a copy of so few bytes less.
 const SMALL: usize = 256;
 
 struct Outgoing {
