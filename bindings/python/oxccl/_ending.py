@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import os
 import sys
+import time
 
 from ._gen import ncclResult_t
 from ._library import _c, _last_error
@@ -13,8 +14,8 @@ from ._library import _c, _last_error
 # The handles of those that are open, in the order of their making.
 _open: dict[int, ctypes.c_void_p] = {}
 
-# Nanoseconds that the end of the process waits for a rank that does not come.
-_PATIENCE = 5_000_000_000
+# Seconds that the end of the process waits for ranks that do not come.
+_PATIENCE = 5
 
 # A child has no part in its parent's.
 os.register_at_fork(after_in_child=_open.clear)
@@ -40,13 +41,26 @@ def _close_all():
     """Closes what is open, so that this rank is not lost to the others, which may still be at work.
 
     After an exception that nobody caught nothing is closed: the others are to hear of it, and this process shall
-    wait for none of them."""
+    wait for none of them. A program that catches its exceptions and calls sys.exit() aborts its communicators itself."""
     if getattr(sys, "last_value", None) is not None:
         return
-    places = [place for place in _open.values() if _works(place)]
-    _open.clear()
+    end, places = time.monotonic() + _PATIENCE, []
+    while _open:
+        # Other threads may end some, too: each goes to one.
+        try:
+            places.append(_open.popitem()[1])
+        except KeyError:
+            break
+    places = [place for place in reversed(places) if _works(place)]
+
+    def bound(place):
+        _c.oxcclCommSetTimeout(place, max(1, int((end - time.monotonic()) * 1e9)))
+
     for place in places:
-        _c.oxcclCommSetTimeout(place, _PATIENCE)
+        bound(place)
     for place in places:
+        bound(place)
         # Nobody is left to be told of an error; the library has logged it.
         _c.ncclCommDestroy(place)
+        # Exit handlers that run later find it ended.
+        place.value = None

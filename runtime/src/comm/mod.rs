@@ -247,10 +247,11 @@ impl Communicator {
         self.device
     }
 
-    /// Makes the communicator fail: all current and future operations fail, and the peers hear of
-    /// the failure.
+    /// Makes the communicator fail with an error of which the caller tells the user: all current
+    /// and future operations fail, and the peers hear of the failure.
     pub fn fail(&self, error: Error) {
         self.executor.rank().fail(error);
+        self.executor.rank().set_delivered();
     }
 
     /// Returns the reduction operations that the user made.
@@ -467,8 +468,14 @@ impl Communicator {
             let comes = untaken.is_some_and(|(_, left)| !left);
             comes && self.executor.rank().failure().is_none() && start.elapsed() < limit
         });
-        if let Some(error) = compare_all_past(self.executor.rank()) {
-            self.executor.rank().fail(error);
+        let rank = self.executor.rank();
+        let differs = self.executor.collectives().and_then(|end| compare_all_past(rank, end));
+        if let Some(error) = differs
+            && rank.failure().is_none_or(|failure| self.is_harmless(&failure))
+        {
+            rank.fail(error.clone());
+            rank.set_delivered();
+            return Err(error);
         }
         let until = |left| match left {
             true => "before it destroyed its communicator".to_owned(),

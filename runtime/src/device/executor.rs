@@ -390,6 +390,14 @@ impl Executor {
         }
     }
 
+    /// Returns the number of collectives so far. `None` on GPUs, which publish nothing of them.
+    pub fn collectives(&self) -> Option<u64> {
+        match self {
+            Executor::Host(endpoint) => Some(endpoint.collectives()),
+            Executor::Cuda(..) => None,
+        }
+    }
+
     /// Returns a peer that has not taken all that was sent to it, and whether that peer takes no
     /// more.
     pub fn untaken(&self) -> Option<(u32, bool)> {

@@ -201,20 +201,21 @@ pub(crate) fn agree_on_rail(rank: &Rank, team: u32, label: &Label, seq: u64) -> 
 }
 
 /// Compares collectives that may be long over: where no rank had to wait, no rank noticed that they
-/// differ. `from` is the number of the first collective to compare, and is advanced.
-pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Error> {
+/// differ. `from` is the number of the first collective to compare, and is advanced; this rank has
+/// begun those before `end`.
+pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64, end: u64) -> Option<Error> {
     let segment = rank.segment.as_ref()?;
     let (own, place) = (rank.local[rank.number as usize]?, rank.local[peer as usize]?);
-    let end = rank.links()?.begun()?;
     *from = (*from).max(end.saturating_sub(RING));
     differing(rank, segment, (peer, [own, place]), from, end)
 }
 
 /// Returns the error for a peer on this host of which a collective differs, as far as both ranks
-/// remember theirs: at the end of a communicator, as no later call will notice.
-pub(crate) fn compare_all_past(rank: &Rank) -> Option<Error> {
+/// remember theirs: at the end of a communicator, as no later call will notice. This rank has begun
+/// `end` collectives.
+pub(crate) fn compare_all_past(rank: &Rank, end: u64) -> Option<Error> {
     let mut peers = (0..rank.nranks).filter(|&peer| peer != rank.number);
-    peers.find_map(|peer| compare_past(rank, peer, &mut 0))
+    peers.find_map(|peer| compare_past(rank, peer, &mut 0, end))
 }
 
 /// Returns the error for the first collective before `end` that differs between this rank, whose

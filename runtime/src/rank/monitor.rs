@@ -391,7 +391,8 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
     let peer = watch.peer;
     if rank.failure().is_none() {
         // This comes first: a rank that fails may end at once.
-        let differs = || agreement::compare_past(rank, peer, &mut watch.compared);
+        let begun = rank.links().and_then(|links| links.begun());
+        let differs = || agreement::compare_past(rank, peer, &mut watch.compared, begun?);
         if let Some(error) = rank.hear_from(peer).or_else(differs) {
             return Verdict::Failed(vec![error]);
         }

@@ -191,11 +191,10 @@ fn a_failure_is_told_with_the_ranks_that_had_ended_before() {
         )
     };
     assert_eq!(told("before-none", "4", &[]), said("", 3));
-    let before = "; rank 1 had ended before with exit status 0";
+    let before = "; rank 1 ended with exit status 0";
     assert_eq!(told("before-one", "4", &["1"]), said(before, 2));
     let well = ["0", "1", "2", "4", "5", "6", "7", "8", "9", "10"];
-    let before =
-        "; the ranks 0, 1, 2, 4, 5, 6, 7, 8 and 2 more had ended before with exit status 0";
+    let before = "; the ranks 0, 1, 2, 4, 5, 6, 7, 8 and 2 more ended with exit status 0";
     assert_eq!(told("before-many", "12", &well), said(before, 1));
 }
 

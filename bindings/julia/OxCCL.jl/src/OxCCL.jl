@@ -711,17 +711,21 @@ end
     close(comm)
 
 Completes all operations and ends a communicator; waits for the other ranks. Nothing is left of one that failed.
-Does nothing if it was ended before.
+Throws what only the end finds: an operation that ended early, calls that differed, what nobody received. Does
+nothing if it was ended before.
 """
 function Base.close(c::Comm)
     c.handle == C_NULL && return nothing
-    failed = rest(c.handle) != ncclSuccess
+    found, failed = nothing, rest(c.handle) != ncclSuccess
     if !failed && finished(ncclCommFinalize(c.handle)) == false
-        failed = rest(c.handle) != ncclSuccess
+        state = rest(c.handle)
+        failed = state != ncclSuccess
+        found = failed ? last_error(Cint(state), info -> oxcclCommLastError(c.handle, info)) : nothing
     end
     handle, c.handle = c.handle, C_NULL
     ended(handle)
     check(failed ? ncclCommAbort(handle) : ncclCommDestroy(handle))
+    found === nothing || throw(found)
     return nothing
 end
 

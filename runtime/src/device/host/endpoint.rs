@@ -274,6 +274,11 @@ impl Endpoint {
         }
     }
 
+    /// Returns the number of collectives that have begun.
+    pub fn collectives(&self) -> u64 {
+        self.state().collectives
+    }
+
     /// Returns a peer that has not taken all that was sent to it, and whether that peer takes no
     /// more.
     pub fn untaken(&self) -> Option<(u32, bool)> {

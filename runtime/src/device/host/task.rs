@@ -16,8 +16,8 @@ use crate::rank::agreement::{CurrentOp, look_around, tell};
 use crate::rank::{Awaited, LEFT, Rank, VERDICT};
 use crate::recorder::{Called, What};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The time in a wait between two looks whether a peer's other calls show that the wait cannot end.
@@ -116,7 +116,7 @@ impl Work {
 pub struct Failed {
     error: Error,
     /// The rank whose operation it was, if it was one.
-    rank: Option<Arc<Rank>>,
+    rank: Option<Weak<Rank>>,
 }
 
 impl From<Error> for Failed {
@@ -129,7 +129,8 @@ impl Failed {
     /// Returns the error for the user, and notes that the user is told of it: until then, the end
     /// of the communicator tells of it as well.
     pub fn tell(self) -> Error {
-        self.rank.iter().for_each(|rank| rank.set_delivered());
+        let rank = self.rank.and_then(|rank| rank.upgrade());
+        rank.iter().for_each(|rank| rank.set_delivered());
         self.error
     }
 }
@@ -442,7 +443,7 @@ impl Running {
     }
 
     fn failed(&self, error: Error) -> Failed {
-        Failed { error, rank: Some(self.endpoint.rank.clone()) }
+        Failed { error, rank: Some(Arc::downgrade(&self.endpoint.rank)) }
     }
 
     fn name(&self) -> &'static str {

@@ -210,7 +210,7 @@ impl Job {
             2..=SHOWN => format!("the ranks {shown}"),
             all => format!("the ranks {shown} and {} more", all - SHOWN),
         };
-        format!("; {who} had ended before with exit status 0")
+        format!("; {who} ended with exit status 0")
     }
 
     /// Tells the ranks that their time is over.
