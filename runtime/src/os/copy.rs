@@ -64,7 +64,7 @@ unsafe fn stream_copy(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { std::ptr::copy(src.add(at), dst.add(at), len - at) };
 }
 
-/// How a processor writes memory that others read, over and over.
+/// The choice of the stores by which a rank writes memory that its peers read, over and over.
 ///
 /// A store through the cache has to wait until the readers' copies of its line are gone. Where
 /// processors share a cache that is soon; where they do not, such stores reach 2.5 to 5 GB/s, and

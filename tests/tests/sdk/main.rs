@@ -79,6 +79,18 @@ fn succeed_under(prefix: &Path, command: &mut Command) -> String {
     text
 }
 
+/// Four ranks run a program that ends as `quiet` says, in which the others end before rank 0, and
+/// nobody is lost; then as `broken` says, in which rank 1 fails, and the others lose it.
+fn expect_ends(program: impl Fn(&str) -> (Option<i32>, String), quiet: &str, broken: &str) {
+    let (status, text) = program(quiet);
+    assert_eq!((status, text.contains("lost rank")), (Some(0), false), "{text}");
+    let (status, text) = program(broken);
+    assert_eq!(status, Some(1), "{text}");
+    let told = ["lost rank 1", ": its process ended"].map(|part| text.contains(part));
+    assert_eq!(told, [true; 2], "{text}");
+    assert!(!text.contains("destroyed"), "{text}");
+}
+
 /// The folder of libraries below a prefix; in Debian's packages it has another name.
 fn libraries(prefix: &Path) -> PathBuf {
     let debian = prefix.join(xtask::deb::libdir());

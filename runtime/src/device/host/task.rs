@@ -112,7 +112,7 @@ impl Work {
     }
 }
 
-/// Why a task has failed.
+/// The error of a task that has failed.
 pub struct Failed {
     error: Error,
     /// The rank whose operation it was, if it was one.

@@ -133,7 +133,7 @@ impl SegmentLayout {
 pub struct Segment {
     mapping: Mapping,
     layout: SegmentLayout,
-    /// How this rank writes what its peers read.
+    /// The way in which this rank writes what its peers read.
     pub handover: Handover,
 }
 

@@ -7,7 +7,7 @@ use std::fs::{DirEntry, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What to do where the file cannot be written.
+/// The advice where the file cannot be written.
 const ELSEWHERE: &str = "set TMPDIR to a folder in which this user may write, with room";
 
 /// The file; dropping this removes it.

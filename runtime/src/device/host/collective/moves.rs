@@ -59,7 +59,8 @@ impl VisitState<'_> {
         if self.run.cursor < len { Poll::Again } else { Poll::Ready }
     }
 
-    /// Returns how this rank writes what its peers read. `None` where it shares memory with none.
+    /// Returns the choice of stores for what the peers read. `None` where this rank shares memory
+    /// with none.
     fn handover(&self) -> Option<&Handover> {
         self.endpoint.rank.segment.as_ref().map(|segment| &segment.handover)
     }
