@@ -197,15 +197,28 @@ class Event(_Owner):
 # Seconds that a thread waits at a time.
 _SLICE = 0.1
 
-# Streams that were dropped while they had work, and the arrays of that.
+# The ends of streams that were dropped while they had work, and the arrays of that.
 _busy: list[tuple] = []
 
 
-def _end_stream(handle, kept):
-    if kept and _c.oxcclStreamQuery(handle) == ncclResult_t.ncclInProgress:
-        _busy.append((handle, kept))
-    else:
-        _c.oxcclStreamDestroy(handle)
+def _drop_stream(handle, end, kept):
+    """Ends a stream whose work may go on. A query of the stream would take the error of that work, which the end
+    of the communicator is to tell."""
+    if kept:
+        _c.oxcclEventRecord(end._handle, handle)
+        _busy.append((end, kept))
+    _c.oxcclStreamDestroy(handle)
+
+
+def _forget_done():
+    for _ in range(len(_busy)):
+        try:
+            dropped = _busy.pop(0)
+        except IndexError:
+            # Other threads take from it, too.
+            break
+        if _c.oxcclEventQuery(dropped[0]._handle) == ncclResult_t.ncclInProgress:
+            _busy.append(dropped)
 
 
 class Stream(_Owner):
@@ -213,16 +226,12 @@ class Stream(_Owner):
     dropped before."""
 
     def __init__(self) -> None:
-        for _ in range(len(_busy)):
-            try:
-                dropped = _busy.pop(0)
-            except IndexError:
-                # Other threads take from it, too.
-                break
-            _end_stream(*dropped)
+        _forget_done()
         # Always the same list, which outlives the stream.
         self._kept = kept = []
-        _on_host(lambda: super(Stream, self).__init__(_c.oxcclStreamCreate, lambda handle: _end_stream(handle, kept)))
+        end = Event()
+        drop = lambda handle: _drop_stream(handle, end, kept)
+        _on_host(lambda: super(Stream, self).__init__(_c.oxcclStreamCreate, drop))
 
     def synchronize(self, timeout: float | None = None) -> bool:
         """Waits until everything is done, at most so many seconds; tells whether it is, and raises what

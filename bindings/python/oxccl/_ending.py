@@ -21,9 +21,25 @@ _PATIENCE = 5
 os.register_at_fork(after_in_child=_open.clear)
 
 
+# The process of multiprocessing whose end was arranged for.
+_arranged = None
+
+
 def opened(place):
     """Notes a communicator that was made."""
+    _arrange()
     _open[place.value] = place
+
+
+def _arrange():
+    """A process of multiprocessing may end without exit handlers, and catches what its function raises."""
+    global _arranged
+    process = sys.modules.get("multiprocessing.process")
+    if process and process.parent_process() and _arranged != os.getpid():
+        from multiprocessing import util
+
+        _arranged = os.getpid()
+        util.Finalize(None, _close_all, exitpriority=0)
 
 
 def ended(place):
@@ -36,13 +52,20 @@ def _works(place):
     return failure.code == ncclResult_t.ncclSuccess
 
 
+def _has_failed():
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    # What a process of multiprocessing ends with.
+    return error.code not in (None, 0) if isinstance(error, SystemExit) else error is not None
+
+
 @atexit.register
 def _close_all():
     """Closes what is open, so that this rank is not lost to the others, which may still be at work.
 
     After an exception that nobody caught nothing is closed: the others are to hear of it, and this process shall
     wait for none of them. A program that catches its exceptions and calls sys.exit() aborts its communicators itself."""
-    if getattr(sys, "last_value", None) is not None:
+    if _has_failed():
+        _open.clear()
         return
     end, places = time.monotonic() + _PATIENCE, []
     while _open:

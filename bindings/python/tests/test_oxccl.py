@@ -501,6 +501,19 @@ def errors(comm):
     expect_error(oxccl.Error, "closed or aborted", lambda: comm.all_reduce(x))
 
 
+def dropped_streams(comm):
+    """Work of a stream that nobody has any more fails: the end of its communicator tells."""
+    part = comm.split(0)
+    if comm.rank == 0:
+        part.set_timeout(0.05)
+        part.recv(np.zeros(1), 1, stream=oxccl.Stream())
+        while oxccl._busy:
+            oxccl.Stream()
+        expect_error(oxccl.Error, "ms for rank 1", part.close)
+    comm.all_reduce(np.zeros(1))
+    part.abort()
+
+
 def in_use():
     """Descriptors, threads, and kB of memory of this process."""
     with open("/proc/self/status") as status:
@@ -574,6 +587,7 @@ def rank(comm):
     event_of_a_call(comm)
     not_numbers(comm)
     wrong_types(comm)
+    dropped_streams(comm)
     errors(comm)
 
 

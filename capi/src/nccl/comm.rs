@@ -249,7 +249,8 @@ unsafe fn comm_finalize(comm: ncclComm_t) -> Result<Launched> {
     let holder = objects::holder(comm, FUNCTION)?;
     let called = Called::new(holder.clone())?;
     refuse_in_group(&holder, FUNCTION)?;
-    if holder.options().blocking {
+    // Who was told of a failure is told by the answer that there is nothing more to tell.
+    if holder.options().blocking || called.has_failed() {
         return called.finalize().map(|()| Launched::Done);
     }
     let ready = called.clone();
@@ -402,7 +403,9 @@ pub unsafe extern "C" fn ncclCommInitAll(
 ///
 /// Blocks: also until the peers have received what was sent to them, as long as an operation may
 /// wait, else 60 s; an error tells who has not, that the calls of the ranks differ, or why an
-/// operation ended early. Other failures of other ranks are none here.
+/// operation ended early, unless a call has told of a failure. Other failures of other ranks are
+/// none here. With `blocking` 0 the answer comes at once, but after a failure within a second: it
+/// is the failure then, or success where a call has told of it.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

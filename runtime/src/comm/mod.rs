@@ -268,6 +268,11 @@ impl Communicator {
         self.executor.rank().deliver().filter(|_| !quiet)
     }
 
+    /// Returns whether the communicator has failed, without telling the user.
+    pub fn has_failed(&self) -> bool {
+        self.executor.rank().failure().is_some()
+    }
+
     /// Limits the time that every operation may wait; `None` removes the limit.
     pub fn set_timeout(&self, limit: Option<Duration>) {
         self.executor.set_limit(limit);

@@ -60,6 +60,21 @@ fn who_ends_first_without_closing_is_not_lost_to_the_others_but_after_an_excepti
 }
 
 #[test]
+fn ranks_of_multiprocessing_end_so_too() {
+    if !have_numpy() {
+        return;
+    }
+    let spawned = Path::new(ROOT).join("tests/sdk/spawned.py");
+    for method in ["fork", "spawn"] {
+        let program = |end: &str| {
+            let mut ranks = Command::new("python3");
+            run(prefix(), python(ranks.arg(&spawned).args([method, end])))
+        };
+        expect_ends(program, "well", "broken");
+    }
+}
+
+#[test]
 fn the_system_finds_the_library_where_nobody_names_it() {
     if !have_numpy() {
         return;

@@ -266,34 +266,49 @@ end
 
 # ---- Streams, events, graphs ----
 
-# What outlives a stream that is dropped while it has work: its handle and the arrays of that.
+"A mark in a stream."
+mutable struct Event
+    handle::Ptr{Cvoid}
+    function Event()
+        place = Ref{Ptr{Cvoid}}()
+        check(oxcclEventCreate(place))
+        return finalizer(e -> oxcclEventDestroy(e.handle), new(place[]))
+    end
+end
+
+# What outlives a stream that is dropped while it has work: its handle, the arrays of that, and its end.
 mutable struct Keeper
     handle::Ptr{Cvoid}
     arrays::Vector{Any}
+    last::Event
     dropped::Bool
 end
 
 const KEEPERS = Keeper[]
 const KEEPERS_LOCK = ReentrantLock()
 
-# Ends the streams that were dropped and have nothing left to do. Finalizers run anywhere, so they only
-# say what is to be ended.
-function sweep!()
-    filter!(KEEPERS) do k
-        over = k.dropped && oxcclStreamQuery(k.handle) != Cint(ncclInProgress)
-        over && oxcclStreamDestroy(k.handle)
-        return !over
+# Ends a stream that was dropped; tells whether it has nothing left to do. A query of the stream would take the error
+# of its work, which the end of the communicator is to tell.
+function over!(k::Keeper)
+    if k.handle != C_NULL
+        oxcclEventRecord(k.last.handle, k.handle)
+        oxcclStreamDestroy(k.handle)
+        k.handle = C_NULL
     end
+    return oxcclEventQuery(k.last.handle) != Cint(ncclInProgress)
 end
+
+# Finalizers run anywhere, so they only say which streams are to be ended; that is done here.
+sweep!() = filter!(k -> !(k.dropped && over!(k)), KEEPERS)
 
 "Work in order. It keeps the arrays of its calls until it has been synchronized, and also when it is dropped before."
 mutable struct Stream
     handle::Ptr{Cvoid}
     keeper::Keeper
     function Stream()
-        place = Ref{Ptr{Cvoid}}()
+        last, place = Event(), Ref{Ptr{Cvoid}}()
         check(oxcclStreamCreate(place))
-        keeper = Keeper(place[], Any[], false)
+        keeper = Keeper(place[], Any[], last, false)
         lock(KEEPERS_LOCK) do
             sweep!()
             push!(KEEPERS, keeper)
@@ -322,16 +337,6 @@ function wait_until_done(stream)
     began = time_ns()
     while !finished(oxcclStreamQuery(stream))
         pause(began)
-    end
-end
-
-"A mark in a stream."
-mutable struct Event
-    handle::Ptr{Cvoid}
-    function Event()
-        place = Ref{Ptr{Cvoid}}()
-        check(oxcclEventCreate(place))
-        return finalizer(e -> oxcclEventDestroy(e.handle), new(place[]))
     end
 end
 
@@ -524,6 +529,7 @@ mutable struct Comm
     stream::Stream
     rank::Int
     size::Int
+    revoked::Bool
 end
 
 # The handle of a communicator that has not been ended.
@@ -615,7 +621,7 @@ function create(begin_, options)
     check(ncclCommUserRank(handle, rank))
     check(ncclCommCount(handle, size))
     opened(handle)
-    return Comm(handle, Stream(), rank[], size[])
+    return Comm(handle, Stream(), rank[], size[], false)
 end
 
 "Communicators of the ranks with equal color, ordered by key; nothing for the color `NCCL_SPLIT_NOCOLOR`."
@@ -658,7 +664,11 @@ grown(parent, size, id, rank, options) =
     create((place, config) -> ncclCommGrow(parent, size, id, rank, place, config), options)
 
 "Ends the operations of a communicator, which can then only be split, shrunk, closed or aborted. Blocks a second at most."
-revoke(c::Comm) = check(ncclCommRevoke(open_handle(c), NCCL_REVOKE_DEFAULT))
+function revoke(c::Comm)
+    check(ncclCommRevoke(open_handle(c), NCCL_REVOKE_DEFAULT))
+    c.revoked = true
+    return nothing
+end
 
 "Gives memory of a communicator back to the system; until [`resume`](@ref) it takes no operations."
 suspend(c::Comm) = check(ncclCommSuspend(open_handle(c), NCCL_SUSPEND_MEM))
@@ -716,15 +726,14 @@ nothing if it was ended before.
 """
 function Base.close(c::Comm)
     c.handle == C_NULL && return nothing
-    found, failed = nothing, rest(c.handle) != ncclSuccess
-    if !failed && finished(ncclCommFinalize(c.handle)) == false
-        state = rest(c.handle)
-        failed = state != ncclSuccess
-        found = failed ? last_error(Cint(state), info -> oxcclCommLastError(c.handle, info)) : nothing
-    end
     handle, c.handle = c.handle, C_NULL
     ended(handle)
-    check(failed ? ncclCommAbort(handle) : ncclCommDestroy(handle))
+    # Of one that has failed it tells at once what no call has told; it refuses one that was revoked.
+    code = c.revoked ? Cint(ncclSuccess) : ncclCommFinalize(handle)
+    found = code in (Cint(ncclSuccess), Cint(ncclInProgress)) ? nothing : last_error(code, oxcclLastError)
+    state = code == Cint(ncclInProgress) ? rest(handle) : nothing
+    state in (nothing, ncclSuccess) || (found = last_error(Cint(state), info -> oxcclCommLastError(handle, info)))
+    check(state == ncclSuccess ? ncclCommDestroy(handle) : ncclCommAbort(handle))
     found === nothing || throw(found)
     return nothing
 end

@@ -367,6 +367,34 @@ end
     end
 end
 
+@testset "the end of a communicator tells what no call has told" begin
+    on_ranks() do c
+        part, other = OxCCL.split(c, 0, 0), OxCCL.split(c, 0, 0)
+        if c.rank == 0
+            foreach(p -> OxCCL.timeout!(p, 0.05), (part, other))
+            # As if nobody had it any more.
+            s = Stream()
+            Recv!([1], part; source = 1, stream = s)
+            finalize(s)
+            while s.keeper in OxCCL.KEEPERS
+                lock(OxCCL.sweep!, OxCCL.KEEPERS_LOCK)
+                yield()
+            end
+            expect_error(() -> close(part), ncclRemoteError, "ms for rank 1")
+            # Once is enough.
+            expect_error(() -> Recv!([1], other; source = 1), ncclRemoteError, "ms for rank 1")
+            close(other)
+        end
+        Barrier(c)
+        foreach(abort, (part, other))
+        again = OxCCL.split(c, 0, 0)
+        Barrier(c)
+        revoke(again)
+        @test close(again) === nothing
+        close(c)
+    end
+end
+
 @testset "every field of C's options" begin
     # What a call gets: the bytes of each field.
     fields(options) = OxCCL.lend(Dict{Symbol,Any}(options)) do config
