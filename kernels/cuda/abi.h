@@ -103,6 +103,9 @@ enum {
 // are under way there in a direction.
 #define NET_SLOTS 4
 
+// The latest messages of an edge in a direction of which kernels tell the operation.
+#define NET_CALLS 16
+
 // Packets of a small message between hosts: two words and its data, 8 bytes each. Beyond as many
 // threads as a warp has the wait for them would need a meeting of the block.
 #define NET_PACKETS 18
@@ -667,6 +670,8 @@ typedef struct Exchange {
   uint32_t first[QUEUE_BOUNDS];
   // The number of queues.
   uint32_t count;
+  // 1 if somebody has the messages followed.
+  uint32_t followed;
 } Exchange;
 
 // A message that is sent or received.
@@ -889,6 +894,8 @@ typedef struct EdgeProgram {
   uint32_t rounds;
   // The number of windows that have scratch of their own, in turn.
   uint32_t scratch_windows;
+  // 1 if somebody has the messages followed.
+  uint32_t followed;
   // The number of the step behind the last one of each round.
   uint32_t round_ends[MAX_ROUNDS];
   // The first steps, which a kernel need not fetch.
@@ -940,6 +947,12 @@ typedef struct NetWords {
   uint64_t wanted_by;
   // The number of the latest message for which a kernel waits; written last.
   uint64_t wanted;
+  // The operations of messages that are sent, where somebody has them followed, by number of the
+  // message modulo [`NET_CALLS`]: the last 16 bits of the message's number, from 1, and in 48
+  // bits below them that of the call, as in [`Exchange::call`].
+  uint64_t outgoing_calls[NET_CALLS];
+  // The same of messages that are awaited.
+  uint64_t incoming_calls[NET_CALLS];
   // Padding to a line that the other side writes.
   uint64_t unused[11];
   // Messages that have come, by number modulo [`NET_SLOTS`].
@@ -967,7 +980,7 @@ typedef struct Begun {
 
 // A lane to and from a peer as kernels find it, in the rank's own GPU memory.
 typedef struct Peer {
-  // The address of the [`NetWords`], as mapped here; 0 for a rank of this host.
+  // The address of the [`NetWords`](super::NetWords), as mapped here; 0 for a rank of this host.
   uint64_t words;
   // The place of the rank among those of this host.
   uint32_t place;

@@ -119,7 +119,8 @@ struct EdgeInterpreter {
     uint64_t len, own_len;
     char* data = find(sends ? s.src : s.dst, len);
     if (len == 0) return true;
-    Label label{p.call.descriptor_what, p.call.descriptor_count, number, index};
+    uint64_t call = p.followed ? p.call.call : 0;
+    Label label{p.call.descriptor_what, p.call.descriptor_count, number, index, call};
     LaneCounters* counted = lane_counters(rank(), s.peer * 2 + sends, blockIdx.x);
     Lane lane(rank(), memory.packed, s.peer, blockIdx.x, counted);
     if (sends) {

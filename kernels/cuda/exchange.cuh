@@ -32,8 +32,8 @@ __device__ inline void copy_bytes(char* to, const char* from, uint64_t len, Load
 }
 
 // Carries a lane's part of a message, slot by slot; a message without bytes takes a slot, too.
-__device__ inline bool carry(Lane& lane, const Message& m, bool sends) {
-  Label label{m.what, m.bytes, 0, OUTSIDE};
+__device__ inline bool carry(Lane& lane, const Message& m, bool sends, uint64_t call) {
+  Label label{m.what, m.bytes, 0, OUTSIDE, call};
   uint64_t at = 0, last = m.bytes, room = lane.slot_bytes();
   int lanes = lane.between_hosts() ? lane.rank.net_lanes : lane.rank.lanes;
   if (m.bytes > SMALL_MESSAGE_BYTES && lanes > 1) {
@@ -79,8 +79,9 @@ __device__ inline void run_exchange(const Messages& all) {
   } else {
     __shared__ Packed packed;
     Lane run(r, packed, queue / 2, lane, own);
+    uint64_t call = exchange.followed ? exchange.call : 0;
     for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
-      if (!carry(run, all.messages[i], sends)) break;
+      if (!carry(run, all.messages[i], sends, call)) break;
     sync_movers();
     if (threadIdx.x == 0) run.leave(own);
   }

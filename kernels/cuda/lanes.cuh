@@ -11,12 +11,14 @@
 namespace oxccl {
 
 // The words of the descriptor of a message, the same at both ends of a lane, the number of its
-// collective, and the step there; 0 and `OUTSIDE` for others.
+// collective, and the step there; 0 and `OUTSIDE` for others. `call` is the number of its operation
+// among those of the rank, 0 where nobody has the message followed.
 struct Label {
   uint32_t what;
   uint64_t count;
   uint64_t number;
   int step;
+  uint64_t call;
 };
 
 // The mark of an arrival, as `mark_of` in `network.rs`: one word tells that a message is there, and
@@ -122,6 +124,12 @@ struct Lane {
   // Packets of a message: two for its words, and those of its data.
   __device__ static uint32_t packets_of(uint64_t len) { return 2 + uint32_t(len + 7) / 8; }
 
+  // Tells whose message the next one between hosts is. To be called by one thread.
+  __device__ void tell_call(uint64_t* calls, const Label& label) const {
+    volatile uint64_t* there = calls + number % NET_CALLS;
+    *there = (number + 1) << 48 | (label.call & 0xffffffffffffull);
+  }
+
   // One thread waits for all; false when what they wait for will not come.
   template <typename Ready>
   __device__ bool wait(const Label& label, Ready ready) const {
@@ -140,6 +148,8 @@ struct Lane {
     };
     if (!wait(label, ready)) return nullptr;
     room = seen;
+    if (label.call != 0 && between_hosts() && threadIdx.x == 0)
+      tell_call(net_words(*to)->outgoing_calls, label);
     if (packs(0, len)) return reinterpret_cast<char*>(packed.data);
     if (!between_hosts()) return lane_slot(rank, peer, rank.rank, lane, number % LANE_SLOTS);
     return net_slot(to->outgoing, to->skews[0]);
@@ -211,6 +221,7 @@ struct Lane {
                               : arrival(rank, rank.rank, peer, lane, number % LANE_SLOTS);
     uint64_t awaited = number + 1, what = label.what | len << 32;
     if (between_hosts() && threadIdx.x == 0) {
+      if (label.call != 0) tell_call(net_words(*to)->incoming_calls, label);
       volatile NetWords* words = net_words(*to);
       words->wanted_what = what;
       words->wanted_count = label.count;

@@ -133,12 +133,14 @@ impl Events {
             return submit(operation, None);
         }
         if let Some(blocks) = executor.timed_blocks(calls.asks_for_channels()) {
+            let number = executor.next_number();
             // How many channels there are is known once the operation is launched.
             submit(operation.clone(), Some(&blocks))?;
             let running = report(&operation, &|part| blocks.of(part));
             if running.has_events()
                 && let Some(end) = executor.mark(stream)
             {
+                running.called(number);
                 calls.follow(running, blocks.times(end));
             }
             return Ok(());

@@ -47,6 +47,8 @@ pub const LANE_SLOT_BYTES: usize = 32 * 1024;
 /// Slots of the words for an edge with a rank of another host: at least as many as messages that
 /// are under way there in a direction.
 pub const NET_SLOTS: usize = 4;
+/// The latest messages of an edge in a direction of which kernels tell the operation.
+pub const NET_CALLS: usize = 16;
 /// Packets of a small message between hosts: two words and its data, 8 bytes each. Beyond as many
 /// threads as a warp has the wait for them would need a meeting of the block.
 pub const NET_PACKETS: usize = 18;
@@ -229,65 +231,6 @@ pub struct EdgeStep {
     pub own: Slice,
 }
 
-/// The arrival of a message, or of a part of one, in a slot.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct Arrival {
-    /// The mark of the message, written last: the last 32 bits of its number on its queue, from 1,
-    /// and above them a digest of the other words.
-    pub mark: u64,
-    /// The second word of the operation's descriptor.
-    pub count: u64,
-    /// The first word of the descriptor; in the upper half the bytes in the slot.
-    pub what: u64,
-    /// Padding.
-    pub unused: u64,
-}
-
-/// A small message as packets, each of which tells by itself that it has come: the second word of
-/// the operation's descriptor, the first one with the bytes of data as in [`Arrival`], and the
-/// data. Packets behind the data stay as they were.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct PackedMessage {
-    /// The packets: 4 bytes, the number of the message, 4 bytes, and the complement of the number
-    /// without its last bit.
-    pub packets: [[u64; 2]; NET_PACKETS],
-}
-
-/// The words by which kernels and the proxy tell each other of the messages with a rank of another
-/// host. They lie in memory of the host.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct NetWords {
-    /// Small messages that the kernels have written, by number modulo [`NET_SLOTS`].
-    pub outgoing_packed: [PackedMessage; NET_SLOTS],
-    /// Small messages that have come, which are in their slots as well.
-    pub incoming_packed: [PackedMessage; NET_SLOTS],
-    /// Other messages that the kernels have written, by number modulo [`NET_SLOTS`].
-    pub outgoing: [Arrival; NET_SLOTS],
-    /// The number of messages that the kernels have taken.
-    pub taken: u64,
-    /// The words of the descriptor of the operation that waits for a message, as in [`Arrival`].
-    pub wanted_what: u64,
-    /// The second word.
-    pub wanted_count: u64,
-    /// The number of that operation among the collectives.
-    pub wanted_by: u64,
-    /// The number of the latest message for which a kernel waits; written last.
-    pub wanted: u64,
-    /// Padding to a line that the other side writes.
-    pub unused: [u64; 11],
-    /// Messages that have come, by number modulo [`NET_SLOTS`].
-    pub incoming: [Arrival; NET_SLOTS],
-    /// The number of messages up to which there are free slots.
-    pub room: u64,
-    /// Not 0 once the peer has left, and nothing of it has come for a while.
-    pub left: u64,
-    /// Padding to the next words.
-    pub unused_too: [u64; 14],
-}
-
 /// A collective that a kernel has begun, for ranks of other hosts that wait in another one. It lies
 /// in memory of the host.
 #[repr(C)]
@@ -307,7 +250,7 @@ pub struct Begun {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
-    /// The address of the [`NetWords`], as mapped here; 0 for a rank of this host.
+    /// The address of the [`NetWords`](super::NetWords), as mapped here; 0 for a rank of this host.
     pub words: u64,
     /// The place of the rank among those of this host.
     pub place: u32,
@@ -731,6 +674,8 @@ pub struct EdgeProgram {
     pub rounds: u32,
     /// The number of windows that have scratch of their own, in turn.
     pub scratch_windows: u32,
+    /// 1 if somebody has the messages followed.
+    pub followed: u32,
     /// The number of the step behind the last one of each round.
     pub round_ends: [u32; MAX_ROUNDS],
     /// The first steps, which a kernel need not fetch.

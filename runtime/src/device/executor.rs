@@ -275,8 +275,9 @@ impl Executor {
 
     /// Has the messages with ranks of other hosts followed.
     pub fn watch_messages(&self, watcher: &Arc<dyn Watcher>) {
-        if let Executor::Host(endpoint) = self {
-            endpoint.watch_messages(watcher.clone());
+        match self {
+            Executor::Host(endpoint) => endpoint.watch_messages(watcher.clone()),
+            Executor::Cuda(_, cuda_rank) => cuda_rank.watch_messages(watcher.as_ref()),
         }
     }
 

@@ -4,8 +4,23 @@ use oxccl_net::Observer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The latest messages of a direction of which the size and the operation are known.
+/// The latest messages of a direction of which the size is known.
 pub const LATEST: usize = 4;
+/// The latest messages of kernels in a direction of which the operation is known.
+pub const TOLD: usize = 16;
+
+/// The operations of the messages in a direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Operations {
+    /// None is known.
+    #[default]
+    Unknown,
+    /// All messages are those of the operation with this number.
+    One(u64),
+    /// The numbers plus one of those of the latest messages, by number modulo [`TOLD`]; 0 for none
+    /// that is known.
+    Latest([u64; TOLD]),
+}
 
 /// How far the messages with a peer over a lane have come, in one direction: the numbers of those
 /// so far that have reached each stage.
@@ -20,14 +35,37 @@ pub struct Carried {
     /// The bytes of data of the latest messages, by number modulo [`LATEST`]; 0 where the transport
     /// does not tell.
     pub bytes: [usize; LATEST],
-    /// The numbers of their operations plus one; 0 for none that is known.
-    pub operations: [u64; LATEST],
+    /// The operations that asked for them.
+    pub operations: Operations,
 }
 
 impl Carried {
     /// Returns the same with all messages as those of one operation.
     pub fn of(self, operation: u64) -> Self {
-        Self { operations: [operation + 1; LATEST], ..self }
+        Self { operations: Operations::One(operation), ..self }
+    }
+
+    /// Returns the number of the first message whose operation may be known.
+    pub fn first_known(&self) -> u64 {
+        match self.operations {
+            Operations::Latest(_) => self.asked.saturating_sub(TOLD as u64),
+            _ => 0,
+        }
+    }
+
+    /// Returns the number of the operation of a message from the first known one on.
+    pub fn operation(&self, message: u64) -> Option<u64> {
+        match &self.operations {
+            Operations::Unknown => None,
+            Operations::One(operation) => Some(*operation),
+            Operations::Latest(plus_one) => plus_one[message as usize % TOLD].checked_sub(1),
+        }
+    }
+
+    /// Returns the same as of when so many messages had been asked for.
+    pub fn up_to(self, asked: u64) -> Self {
+        let (moved, over) = (self.moved.min(asked), self.over.min(asked));
+        Self { asked, moved, over, ..self }
     }
 }
 
@@ -60,12 +98,18 @@ impl Present {
     }
 }
 
+/// What tells how far the messages of a lane have come: those sent, and those received.
+pub type Look = Box<dyn FnMut() -> [Carried; 2] + Send>;
+
 /// Who has messages followed.
 pub trait Watcher: Send + Sync {
     /// Returns whether it asks for that at present.
     fn asks(&self) -> bool;
     /// Returns what follows the messages of a lane, of which there are none so far.
     fn follow(&self, lane: Lane) -> Box<dyn Follower>;
+    /// Has a thread of the watcher look how far the messages of a lane have come, of which there
+    /// are none so far.
+    fn look_at(&self, lane: Lane, look: Look);
     /// Returns what observes the messages of a lane in one direction, where a thread of its own
     /// calls the transport and tells of each of them.
     fn observe(&self, lane: Lane, sends: bool, present: Present) -> Arc<dyn Observer>;
@@ -79,4 +123,23 @@ pub trait Follower: Send {
     fn note(&mut self, look: &mut dyn FnMut() -> [Carried; 2]);
     /// Notes that the operation has ended, whose messages are all those under way.
     fn end(&mut self);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_later_is_not_known_before() {
+        let latest = std::array::from_fn(|i| if i == 3 { 0 } else { 100 + i as u64 });
+        let (operations, bytes) = (Operations::Latest(latest), [0; LATEST]);
+        let carried = Carried { asked: 20, moved: 19, over: 18, bytes, operations };
+        assert_eq!(carried.first_known(), 4);
+        let known = [4, 18, 19].map(|message| carried.operation(message));
+        assert_eq!(known, [Some(103), Some(101), None]);
+        let before = carried.up_to(18);
+        assert_eq!((before.asked, before.moved, before.over), (18, 18, 18));
+        let one = carried.of(7);
+        assert_eq!((one.first_known(), one.operation(0)), (0, Some(7)));
+    }
 }

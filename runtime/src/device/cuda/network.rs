@@ -3,6 +3,7 @@
 //! transport and take them from it. Graphs replay as they are, since proxies look at the words
 //! beside the slots by themselves.
 
+mod links;
 mod packed;
 mod programs;
 
@@ -15,9 +16,12 @@ use crate::link::EDGE_SLOTS;
 use crate::link::message::{HEADER_BYTES, MessageEdge};
 use crate::link::notice;
 use crate::op::descriptor::Descriptor;
+use crate::op::follow::{Carried, LATEST};
 use crate::os::memory::sealed_memfd;
-use crate::rank::{Links, Rank, VERDICT, broken};
+use crate::rank::{Rank, VERDICT, broken};
 use cudarc::driver::sys::CUstream;
+pub use links::Edges;
+use links::{Calls, Shared};
 use oxccl_kernels::abi;
 use oxccl_net::{Memory, Place, Properties};
 use packed::Packed;
@@ -81,48 +85,6 @@ pub struct Network {
     edges: Arc<Edges>,
     proxies: Mutex<Vec<Proxy>>,
     programs: Mutex<Programs>,
-}
-
-/// The words and counts of an edge, for its proxy and for other threads.
-struct Shared {
-    peer: u32,
-    lane: usize,
-    words: *const abi::NetWords,
-    start: u64,
-    /// The numbers of messages sent and taken.
-    sent: AtomicU64,
-    taken: AtomicU64,
-    /// The number of messages to all lanes that the peer was asked about, in its first lane.
-    asked: AtomicU64,
-    /// True once the peer has left in order.
-    left: AtomicBool,
-}
-
-// SAFETY: the words stay for as long as the network, and are accessed by atomics.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    fn words(&self) -> &abi::NetWords {
-        // SAFETY: they live as long as the network; words that change are accessed by atomics.
-        unsafe { &*self.words }
-    }
-
-    /// Returns the number of messages that kernels have written so far.
-    fn written(&self) -> u64 {
-        let sent = self.sent.load(Ordering::Acquire);
-        let is_written = |ahead: &u64| {
-            let number = self.start.wrapping_add(sent + ahead);
-            let slot = (number % abi::NET_SLOTS as u64) as usize;
-            let (words, number) = (self.words(), number.wrapping_add(1));
-            word(&words.outgoing[slot].mark).load(Ordering::Acquire) as u32 == number as u32
-                || Packed::read(&words.outgoing_packed[slot], number).is_some()
-        };
-        let written = sent + (0..abi::NET_SLOTS as u64).take_while(is_written).count() as u64;
-        // What is sent meanwhile is no longer found in its slot for a moment.
-        written.max(self.sent.load(Ordering::Acquire))
-    }
 }
 
 fn word(word: &u64) -> &AtomicU64 {
@@ -194,13 +156,12 @@ impl Network {
             slots.push([Slots::new(outgoing)?, Slots::new(incoming)?]);
             let skew = |slot: usize| (slot as u64).wrapping_sub(start) as u16 % EDGE_SLOTS as u16;
             skews.push(edge.next_slots().map(skew));
-            let (sent, taken, asked, left) = Default::default();
-            shared.push(Shared { peer, lane, words: at, start, sent, taken, asked, left });
+            shared.push(Shared::new((peer, lane), at, start));
             served[lane].push(Served::new(edge, start));
         }
         let begun = words.base().wrapping_add(words_bytes).cast();
-        let edges = Edges { all: shared, begun: Mutex::new(Some(Calls(begun))) };
-        let (edges, programs) = (Arc::new(edges), Mutex::default());
+        let edges = Arc::new(Edges { all: shared, begun: Mutex::new(Some(Calls(begun))) });
+        let programs = Mutex::default();
         let proxies = Mutex::new(served.into_iter().map(Proxy::Waiting).collect());
         let slot_bytes = HEADER_BYTES + slot_bytes;
         Ok(Self { lanes, words, slots, gpu_bytes, slot_bytes, skews, edges, proxies, programs })
@@ -324,45 +285,6 @@ impl Drop for Network {
     }
 }
 
-/// The state of the edges for other threads than the proxies.
-pub struct Edges {
-    all: Vec<Shared>,
-    /// The collectives that kernels have begun, until the network ends.
-    begun: Mutex<Option<Calls>>,
-}
-
-/// The address of [`abi::REMEMBERED`] collectives.
-struct Calls(*const abi::Begun);
-
-// SAFETY: the words are accessed by atomics, while the network lives.
-unsafe impl Send for Calls {}
-
-impl Links for Edges {
-    fn taken_from(&self, peer: u32) -> Option<u64> {
-        let edges = self.all.iter().filter(|edge| edge.peer == peer);
-        Some(edges.map(|edge| edge.taken.load(Ordering::Acquire)).sum())
-    }
-
-    fn begun(&self) -> Option<u64> {
-        None
-    }
-
-    fn remembered(&self, seq: u64) -> Option<Descriptor> {
-        let begun = self.begun.lock().unwrap_or_else(|e| e.into_inner());
-        let all = begun.as_ref()?.0;
-        // SAFETY: within the memory, which is aligned, and stays while the lock is held; words that
-        // change are accessed by atomics.
-        let here = unsafe { &*all.add((seq % abi::REMEMBERED as u64) as usize) };
-        let is_it = || word(&here.number).load(Ordering::Acquire) == seq;
-        let known = is_it();
-        let (what, count) = (word(&here.what), word(&here.count));
-        let (what, count) = (what.load(Ordering::Relaxed), count.load(Ordering::Relaxed));
-        // The kernel takes the number away before it writes other words.
-        fence(Ordering::Acquire);
-        (known && is_it()).then(|| Descriptor::from_words(what as u32, count))
-    }
-}
-
 /// Memory of the host for all GPUs. Requires a context to be current on this thread.
 fn pinned(bytes: usize) -> Result<Pinned> {
     let bytes = bytes.next_multiple_of(4096);
@@ -404,13 +326,23 @@ struct Served {
     waits: Option<(u64, Instant)>,
     /// How many more looks follow at what no kernel waits for yet.
     looks_ahead: u32,
+    /// The bytes of data of the latest messages that have come, by number modulo [`LATEST`].
+    bytes: [usize; LATEST],
 }
 
 impl Served {
     fn new(edge: MessageEdge, start: u64) -> Self {
         let (broken, quiet, waits, looks_ahead) = (None, None, None, 0);
         let (sent, room, arrived, taken) = (start, start, start, start);
-        Self { edge, sent, room, arrived, taken, broken, quiet, waits, looks_ahead }
+        let bytes = [0; LATEST];
+        Self { edge, sent, room, arrived, taken, broken, quiet, waits, looks_ahead, bytes }
+    }
+
+    /// Returns how far the messages have come that the proxy knows of, without their operations.
+    fn carried(&self, start: u64) -> [Carried; 2] {
+        let [sent, _] = self.edge.carried();
+        let (moved, over) = (self.arrived.wrapping_sub(start), self.taken.wrapping_sub(start));
+        [sent, Carried { moved, over, bytes: self.bytes, ..Carried::default() }]
     }
 
     /// Carries on what can be carried on; returns whether anything moved. Never blocks.
@@ -493,6 +425,8 @@ impl Served {
         word(&here.what).store(what, Ordering::Relaxed);
         word(&here.count).store(count, Ordering::Relaxed);
         word(&here.mark).store(mark_of(number, count, what), Ordering::Release);
+        let latest = self.arrived.wrapping_sub(shared.start) as usize % LATEST;
+        self.bytes[latest] = message.len.unwrap_or(0);
         self.arrived = number;
         let large = message.len.is_none_or(|len| len >= LARGE);
         self.looks_ahead = if large { LOOKS_AHEAD } else { 0 };
@@ -546,6 +480,9 @@ impl Served {
                 self.broken = Some((Instant::now(), error));
                 false
             });
+        }
+        if let Some(carried) = shared.carried.get() {
+            *carried.lock().unwrap_or_else(|e| e.into_inner()) = self.carried(shared.start);
         }
         if !moved {
             self.tell(shared, rank);
@@ -611,6 +548,7 @@ fn run(
 mod tests {
     use super::*;
     use crate::link::message::{Direction, Incoming, Outgoing};
+    use crate::op::follow::TOLD;
     use oxccl_net::{Connection, Receiver, Region, Request, Sender};
     use std::collections::VecDeque;
 
@@ -697,9 +635,7 @@ mod tests {
             edge.move_slots(Direction::Incoming, as_of_a_gpu(&edge.memory()[1])).unwrap();
         }
         let memory = edge.memory();
-        let (sent, taken, asked, left) = Default::default();
-        let shared = Shared { peer: 0, lane: 0, words, start, sent, taken, asked, left };
-        (Served::new(edge, start), shared, memory)
+        (Served::new(edge, start), Shared::new((0, 0), words, start), memory)
     }
 
     fn slot(memory: &Memory, number: u64) -> *mut u8 {
@@ -723,6 +659,25 @@ mod tests {
         }
     }
 
+    /// Tells that message `message` is that of operation `message`, if five do not divide it.
+    fn tell_call(words: &abi::NetWords, start: u64, message: u64) {
+        let number = start.wrapping_add(message);
+        if !message.is_multiple_of(5) {
+            let call = number.wrapping_add(1) << 48 | (message + 1);
+            word(&words.outgoing_calls[number as usize % abi::NET_CALLS])
+                .store(call, Ordering::Relaxed);
+        }
+    }
+
+    /// Checks that the operations of the latest messages are known, and no older ones.
+    fn expect_operations(shared: &Shared, words: &abi::NetWords, written: u64) {
+        let operations = shared.operations(&words.outgoing_calls, written);
+        for message in written.saturating_sub(TOLD as u64)..written {
+            let expected = if message.is_multiple_of(5) { 0 } else { message + 1 };
+            assert_eq!(operations[message as usize % TOLD], expected, "{message} of {written}");
+        }
+    }
+
     /// The kernels' side, played by this thread; the counters wrap around.
     #[test]
     fn messages_go_from_marks_to_marks_and_no_more_than_there_are_slots() {
@@ -741,6 +696,7 @@ mod tests {
                 let fits = room.min(taken + EDGE_SLOTS as u64);
                 for message in written..fits {
                     let number = start.wrapping_add(message);
+                    tell_call(&words, start, message);
                     // SAFETY: a free slot.
                     unsafe { slot(&outgoing, message).write(message as u8) };
                     let there = &words.outgoing[(number % 4) as usize];
@@ -761,6 +717,7 @@ mod tests {
                 }
                 written = written.max(fits);
                 assert_eq!(shared.written(), written, "round {round} from {start}");
+                expect_operations(&shared, &words, written);
                 word(&words.wanted).store(start.wrapping_add(taken + 1), Ordering::Relaxed);
                 while served.progress(&shared).unwrap() {}
                 expect_no_older(&words, start, written);

@@ -26,6 +26,7 @@ use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op;
 use crate::op::descriptor::Descriptor;
+use crate::op::follow::Watcher;
 use crate::rank::{Accelerator, LEFT, Rank};
 use cudarc::driver::sys::{self, CUgraph, CUstream};
 use oxccl_kernels::abi;
@@ -223,6 +224,13 @@ impl CudaRank {
             here: here(place),
         };
         sharing.connect(offers.iter().enumerate().map(peer).collect());
+    }
+
+    /// Has the messages with ranks of other hosts followed by a thread of the watcher.
+    pub fn watch_messages(&self, watcher: &dyn Watcher) {
+        if let Some(network) = &self.network {
+            network.links().watch(watcher, network.data_bytes());
+        }
     }
 
     /// Returns whether lines carry the data; during the creation, whether this rank offers that.

@@ -1,11 +1,12 @@
 //! The events of messages: `ProxyOp` for what an operation sends to a rank of another host over a
 //! lane, or receives from it, and `ProxyStep` for each of those messages. Where a thread of its own
-//! calls the transport, it tells of each message; else messages are looked at.
+//! calls the transport, it tells of each message; else messages are looked at: those of host memory
+//! by who moves them, those of GPUs by the thread of the profiler.
 
 use super::functions::*;
 use super::net_events::Parent;
 use super::{Event, Instance, MASK, handle};
-use crate::op::follow::{Carried, Follower, LATEST, Lane, Present, Watcher};
+use crate::op::follow::{Carried, Follower, LATEST, Lane, Look, Present, Watcher};
 use oxccl_net::{Observation, Observer, UNTOLD};
 use oxccl_plugin_abi::profiler::{ncclProfilerProxyOp_v1_t, ncclProfilerProxyStep_v1_t};
 use std::collections::VecDeque;
@@ -133,6 +134,11 @@ impl Numbered {
         known.push_back((number, Arc::downgrade(events)));
     }
 
+    /// Returns whether an operation has a higher number than all that were added.
+    fn is_to_come(&self, number: u64) -> bool {
+        self.known().back().is_none_or(|(of, _)| *of < number)
+    }
+
     /// Returns the operation with a number, unless its events have ended.
     fn find(&self, number: u64) -> Option<Arc<OpEvents>> {
         let known = self.known();
@@ -145,14 +151,26 @@ impl Numbered {
 /// Who has the messages of a communicator followed.
 pub(super) struct Messages(pub(super) Weak<Instance>);
 
+impl Messages {
+    fn followed(&self, lane: Lane) -> Followed {
+        let (instance, last, open) = (self.0.clone(), Some(Default::default()), Default::default());
+        Followed { instance, lane, last, open }
+    }
+}
+
 impl Watcher for Messages {
     fn asks(&self) -> bool {
         asks()
     }
 
     fn follow(&self, lane: Lane) -> Box<dyn Follower> {
-        let (instance, last, open) = (self.0.clone(), Some(Default::default()), Default::default());
-        Box::new(Followed { instance, lane, last, open })
+        Box::new(self.followed(lane))
+    }
+
+    fn look_at(&self, lane: Lane, look: Look) {
+        if let Some(instance) = self.0.upgrade() {
+            instance.looked_at().push((self.followed(lane), look));
+        }
     }
 
     fn observe(&self, lane: Lane, sends: bool, present: Present) -> Arc<dyn Observer> {
@@ -215,7 +233,7 @@ impl Observation for Message {
 }
 
 /// A lane whose messages are followed.
-struct Followed {
+pub(super) struct Followed {
     instance: Weak<Instance>,
     lane: Lane,
     /// How far the messages had come; `None` if nobody asked.
@@ -225,16 +243,35 @@ struct Followed {
 }
 
 impl Followed {
-    /// Reports what became of the messages in a direction from one look to the next one.
+    /// Notes how far the messages have come; returns whether they have come further.
+    pub(super) fn has_noted(&mut self, carried: [Carried; 2]) -> bool {
+        let before = self.last;
+        self.note(&mut || carried);
+        self.last != before
+    }
+
+    /// Returns whether messages are under way of which the end was not seen.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.iter().any(|open| !open.is_empty())
+    }
+
+    /// Reports what became of the messages in a direction from one look to the next one. Returns
+    /// how far they had come as far as that was reported: kernels may be ahead of those who report
+    /// their operations.
     fn compare(
         &mut self,
         instance: &Arc<Instance>,
         direction: usize,
-        (last, now): (&Carried, &Carried),
-    ) {
+        (last, now): (&Carried, Carried),
+    ) -> Carried {
         let open = &mut self.open[direction];
-        for number in last.asked..now.asked {
-            let operation = now.operations[number as usize % LATEST].checked_sub(1);
+        let mut now = now;
+        for number in last.asked.max(now.first_known())..now.asked {
+            let operation = now.operation(number);
+            if operation.is_some_and(|operation| instance.numbered.is_to_come(operation)) {
+                now = now.up_to(number);
+                break;
+            }
             let operation = operation.and_then(|number| instance.numbered.find(number));
             let step = operation.and_then(|o| o.message(instance, self.lane, direction == SENT));
             step.iter().for_each(|step| step.enter(BEGUN[direction], 0));
@@ -251,6 +288,7 @@ impl Followed {
         while open.front().is_some_and(|(number, _)| *number < now.over) {
             open.pop_front();
         }
+        now
     }
 }
 
@@ -263,11 +301,11 @@ impl Follower for Followed {
             return;
         }
         let Some(instance) = self.instance.upgrade() else { return };
-        let now = look();
-        let Some(last) = self.last.replace(now) else { return };
-        for (direction, of) in last.iter().zip(&now).enumerate() {
-            self.compare(&instance, direction, of);
+        let mut now = look();
+        for (direction, last) in self.last.into_iter().flatten().enumerate() {
+            now[direction] = self.compare(&instance, direction, (&last, now[direction]));
         }
+        self.last = Some(now);
     }
 
     fn end(&mut self) {

@@ -17,12 +17,12 @@ use super::{Facts, Plugin, checked, logger, result_name};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
-use crate::op::follow::Watcher;
+use crate::op::follow::{Look, Watcher};
 use crate::op::{Bound, Call, Operation, Programs, Transfer};
 use crate::proxy::{self, CurrentCall, LIMIT, Serve, Worker};
 use calls::{Function, Looks, UnderWay};
 use functions::*;
-use messages::{MESSAGES, Messages, Numbered, OpEvents};
+use messages::{Followed, MESSAGES, Messages, Numbered, OpEvents};
 pub(super) use net_events::net_event;
 use oxccl_plan::generate::GENERATORS;
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol};
@@ -81,6 +81,8 @@ struct Instance {
     followed: Mutex<VecDeque<(Running, Times)>>,
     /// The operations by their numbers, for those who know of messages only that.
     numbered: Numbered,
+    /// The lanes of GPUs with ranks of other hosts.
+    looked_at: Mutex<Vec<(Followed, Look)>>,
     /// The numbers of the collectives so far, by function.
     numbers: [AtomicU64; Collective::ALL.len()],
     /// True once the log has a line about a call that failed.
@@ -160,6 +162,7 @@ impl Instance {
             _name: name,
             followed: Mutex::default(),
             numbered: Numbered::default(),
+            looked_at: Mutex::default(),
             numbers: Default::default(),
             complained: AtomicBool::new(false),
             current: current.clone(),
@@ -201,12 +204,23 @@ impl Instance {
         self.followed.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Ends the events of operations that have ended; returns whether there were any.
+    /// Only for the thread of the profiler once there are operations: it holds the lock in calls of
+    /// the plugin, which may not return.
+    fn looked_at(&self) -> MutexGuard<'_, Vec<(Followed, Look)>> {
+        self.looked_at.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Reports the messages of GPUs, and ends the events of operations that have ended; returns
+    /// whether there were any.
     fn end_followed(&self) -> bool {
-        let mut moved = false;
-        while let Some((mut running, times)) = self.take_ended() {
+        // All that they have written is seen by whoever knows that they have ended.
+        let ended: Vec<_> = std::iter::from_fn(|| self.take_ended()).collect();
+        let mut moved = !ended.is_empty();
+        for (followed, look) in self.looked_at().iter_mut() {
+            moved |= followed.has_noted(look());
+        }
+        for (mut running, times) in ended {
             running.begin(|channel| times.get(usize::from(channel)).copied());
-            moved = true;
         }
         moved
     }
@@ -302,17 +316,21 @@ impl Serve for Keeper {
     }
 
     fn has_tasks(&self) -> bool {
-        !self.instance.followed().is_empty()
+        let is_open = || self.instance.looked_at().iter().any(|(lane, _)| lane.is_open());
+        !self.instance.followed().is_empty() || is_open()
     }
 
     fn is_urgent(&self) -> bool {
-        false
+        self.instance.wants(MESSAGES) && !self.instance.looked_at().is_empty()
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
         let start = Instant::now();
+        self.instance.end_followed();
+        // What is under way of messages ends with the communicator.
+        drop(std::mem::take(&mut *self.instance.looked_at()));
         while Arc::strong_count(&self.instance) > 1 && start.elapsed() < ENDING {
             self.instance.end_followed();
             std::thread::yield_now();

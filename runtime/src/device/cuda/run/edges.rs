@@ -52,12 +52,13 @@ pub fn collective(
     (programs, call): (&Programs, &Call),
     launch: &Launch<'_>,
 ) -> Result<()> {
-    let argument = argument(cuda_rank, network, head, programs, call).inspect_err(|error| {
+    let mut argument = argument(cuda_rank, network, head, programs, call).inspect_err(|error| {
         // The peers wait for this rank, unless it is only captured.
         if order::graph_of(launch.stream).is_ok_and(|graph| graph.is_none()) {
             cuda_rank.fail(error);
         }
     })?;
+    argument.followed = launch.blocks.is_some().into();
     let function = cuda_rank.functions.edges[call.dtype as usize];
     let lanes = call.count.div_ceil(argument.share_elems).max(1) as u32;
     let shape = (lanes, abi::BLOCK_THREADS as u32);
@@ -103,6 +104,7 @@ fn argument(
         parts: geometry.parts,
         rounds,
         scratch_windows,
+        followed: 0,
         round_ends,
         first_steps,
         steps,

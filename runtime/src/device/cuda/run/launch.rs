@@ -476,6 +476,7 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], launch: &Launch<'
         queues: [0; abi::QUEUES],
         first: [0; abi::QUEUE_BOUNDS],
         count: queues.len() as u32,
+        followed: launch.blocks.is_some().into(),
     };
     let mut messages = Vec::new();
     for (index, (queue, of_queue)) in queues.iter().enumerate() {

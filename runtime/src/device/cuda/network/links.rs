@@ -1,0 +1,154 @@
+//! What other threads than the proxies know of the edges: counts of messages, the collectives that
+//! kernels have begun, and the operations of messages for who follows these.
+
+use super::packed::Packed;
+use super::word;
+use crate::link::message::HEADER_BYTES;
+use crate::op::descriptor::Descriptor;
+use crate::op::follow::{Carried, Lane, Operations, TOLD, Watcher};
+use crate::rank::Links;
+use oxccl_kernels::abi;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// The words and counts of an edge, for its proxy and for other threads.
+pub(super) struct Shared {
+    pub(super) peer: u32,
+    pub(super) lane: usize,
+    words: *const abi::NetWords,
+    pub(super) start: u64,
+    /// The numbers of messages sent and taken.
+    pub(super) sent: AtomicU64,
+    pub(super) taken: AtomicU64,
+    /// The number of messages to all lanes that the peer was asked about, in its first lane.
+    pub(super) asked: AtomicU64,
+    /// True once the peer has left in order.
+    pub(super) left: AtomicBool,
+    /// How far the messages had come when the proxy last looked, where somebody follows them.
+    pub(super) carried: OnceLock<Mutex<[Carried; 2]>>,
+}
+
+// SAFETY: the words stay for as long as the network, and are accessed by atomics.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    pub(super) fn new((peer, lane): (u32, usize), words: *const abi::NetWords, start: u64) -> Self {
+        let (sent, taken, asked, left, carried) = Default::default();
+        Self { peer, lane, words, start, sent, taken, asked, left, carried }
+    }
+
+    pub(super) fn words(&self) -> &abi::NetWords {
+        // SAFETY: they live as long as the network; words that change are accessed by atomics.
+        unsafe { &*self.words }
+    }
+
+    /// Returns the number of messages that kernels have written so far.
+    pub(super) fn written(&self) -> u64 {
+        let sent = self.sent.load(Ordering::Acquire);
+        let is_written = |ahead: &u64| {
+            let number = self.start.wrapping_add(sent + ahead);
+            let slot = (number % abi::NET_SLOTS as u64) as usize;
+            let (words, number) = (self.words(), number.wrapping_add(1));
+            word(&words.outgoing[slot].mark).load(Ordering::Acquire) as u32 == number as u32
+                || Packed::read(&words.outgoing_packed[slot], number).is_some()
+        };
+        let written = sent + (0..abi::NET_SLOTS as u64).take_while(is_written).count() as u64;
+        // What is sent meanwhile is no longer found in its slot for a moment.
+        written.max(self.sent.load(Ordering::Acquire))
+    }
+
+    /// Returns the numbers of the operations of the latest of so many messages, as
+    /// [`Operations::Latest`] has them.
+    pub(super) fn operations(&self, calls: &[u64; abi::NET_CALLS], asked: u64) -> [u64; TOLD] {
+        let mut operations = [0; TOLD];
+        for message in asked.saturating_sub(TOLD as u64)..asked {
+            let number = self.start.wrapping_add(message);
+            let told = word(&calls[(number % abi::NET_CALLS as u64) as usize]);
+            let is_of_it = |told: &u64| told >> 48 == number.wrapping_add(1) & 0xffff;
+            let told = std::iter::repeat_with(|| told.load(Ordering::Acquire)).take(LOOKS);
+            let call = told.into_iter().find(is_of_it).unwrap_or(0);
+            operations[message as usize % TOLD] = call & 0xffff_ffff_ffff;
+        }
+        operations
+    }
+}
+
+/// The state of the edges for other threads than the proxies.
+pub struct Edges {
+    pub(super) all: Vec<Shared>,
+    /// The collectives that kernels have begun, until the network ends.
+    pub(super) begun: Mutex<Option<Calls>>,
+}
+
+/// The address of [`abi::REMEMBERED`] collectives.
+pub(super) struct Calls(pub(super) *const abi::Begun);
+
+// SAFETY: the words are accessed by atomics, while the network lives.
+unsafe impl Send for Calls {}
+
+impl Links for Edges {
+    fn taken_from(&self, peer: u32) -> Option<u64> {
+        let edges = self.all.iter().filter(|edge| edge.peer == peer);
+        Some(edges.map(|edge| edge.taken.load(Ordering::Acquire)).sum())
+    }
+
+    fn begun(&self) -> Option<u64> {
+        None
+    }
+
+    fn remembered(&self, seq: u64) -> Option<Descriptor> {
+        let begun = self.begun.lock().unwrap_or_else(|e| e.into_inner());
+        let all = begun.as_ref()?.0;
+        // SAFETY: within the memory, which is aligned, and stays while the lock is held; words that
+        // change are accessed by atomics.
+        let here = unsafe { &*all.add((seq % abi::REMEMBERED as u64) as usize) };
+        let is_it = || word(&here.number).load(Ordering::Acquire) == seq;
+        let known = is_it();
+        let (what, count) = (word(&here.what), word(&here.count));
+        let (what, count) = (what.load(Ordering::Relaxed), count.load(Ordering::Relaxed));
+        // The kernel takes the number away before it writes other words.
+        fence(Ordering::Acquire);
+        (known && is_it()).then(|| Descriptor::from_words(what as u32, count))
+    }
+}
+
+impl Edges {
+    /// Has a thread of the watcher look how far the messages of all edges have come. `slot_bytes`
+    /// are those of the data of a slot.
+    pub fn watch(self: &Arc<Self>, watcher: &dyn Watcher, slot_bytes: usize) {
+        for (i, edge) in self.all.iter().enumerate() {
+            let (peer, number) = (edge.peer, edge.lane as u32);
+            let lane = Lane { peer, number, slot_bytes, header_bytes: HEADER_BYTES };
+            edge.carried.get_or_init(Mutex::default);
+            let edges = self.clone();
+            watcher.look_at(lane, Box::new(move || edges.carried(i)));
+        }
+    }
+
+    /// Returns how far the messages of an edge have come: those sent, and those received.
+    fn carried(&self, edge: usize) -> [Carried; 2] {
+        let begun = self.begun.lock().unwrap_or_else(|e| e.into_inner());
+        let shared = &self.all[edge];
+        let carried = shared.carried.get().map(|c| *c.lock().unwrap_or_else(|e| e.into_inner()));
+        let [sent, received] = carried.unwrap_or_default();
+        if begun.is_none() {
+            // The words are gone with the network, and kernels wait for nothing more.
+            return [sent, Carried { asked: received.moved, ..received }];
+        }
+        let words = shared.words();
+        let wanted = word(&words.wanted).load(Ordering::Acquire).wrapping_sub(shared.start);
+        let of = |carried: Carried, asked, calls| {
+            let operations = Operations::Latest(shared.operations(calls, asked));
+            Carried { operations, ..carried }.up_to(asked)
+        };
+        let sent = of(sent, shared.written(), &words.outgoing_calls);
+        [sent, of(received, wanted, &words.incoming_calls)]
+    }
+}
+
+/// Looks at what tells of the operation of a message: it may be seen after the message.
+const LOOKS: usize = 100;
+
+const _: () = assert!(TOLD == abi::NET_CALLS);
