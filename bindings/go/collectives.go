@@ -47,6 +47,9 @@ func fits(c *Comm, function, argument string, got, each int) error {
 }
 
 func equal(function string, recv, send int) error {
+	if send == 0 && recv > 0 {
+		return mismatch(function, "send", send, recv)
+	}
 	if recv != send {
 		return mismatch(function, "recv", recv, send)
 	}

@@ -357,6 +357,9 @@ func (c *Comm) rest(ctx context.Context) error {
 	}
 }
 
+// String tells rank and size.
+func (c *Comm) String() string { return fmt.Sprintf("oxccl.Comm, rank %d of %d", c.rank, c.size) }
+
 // Rank is this rank, from 0 on.
 func (c *Comm) Rank() int { return c.rank }
 

@@ -230,6 +230,11 @@ func TestBuffersGroupsGraphsAndEvents(t *testing.T) {
 		}
 		_, err = Capture(s, func() error { return AllReduceAsync(c, x, x.Part(0, 1), Sum, s) })
 		expectError(t, err, InvalidArgument, "AllReduce: recv has 1 elements; expected 4")
+		err = AllReduceAsync(c, x.Part(0, 0), x, Sum, s)
+		expectError(t, err, InvalidArgument, "AllReduce: send has 0 elements; expected 4")
+		if text := fmt.Sprint(c); text != fmt.Sprintf("oxccl.Comm, rank %d of %d", c.Rank(), c.Size()) {
+			t.Error(text)
+		}
 
 		// To the next, from the one before, all at once.
 		rank := c.Rank()

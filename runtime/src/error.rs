@@ -125,6 +125,12 @@ pub enum Error {
         /// True if they are the two ends of a message.
         messages: bool,
     },
+    #[error(
+        "ranks {} and {} each send to the other one before they receive (send/recv, operation {}), \
+         and wait for each other; {ONE_GROUP}",
+        site.rank.min(site.peer), site.rank.max(site.peer), site.op_seq
+    )]
+    BothSend { site: Site },
     #[error("the communicator was ended by {by}; its operations are not complete")]
     Aborted { by: &'static str },
     #[error(
@@ -208,6 +214,10 @@ impl From<oxccl_net::Error> for Error {
     }
 }
 
+/// What ranks do whose sends and receives wait for each other.
+pub(crate) const ONE_GROUP: &str = "put what each rank sends and receives into one group \
+     (ncclGroupStart, ncclGroupEnd; Group in Go and Python, group in C++, Julia and Rust)";
+
 /// Returns where calls differ, and what to do.
 fn differ(site: &Site, messages: bool) -> String {
     match messages {
@@ -280,6 +290,7 @@ impl Error {
             Error::Argument { .. } | Error::Variable { .. } => Code::InvalidArgument,
             Error::Usage { .. }
             | Error::Mismatch { .. }
+            | Error::BothSend { .. }
             | Error::Aborted { .. }
             | Error::Secret { .. }
             | Error::Encryption { .. } => Code::InvalidUsage,
@@ -304,6 +315,7 @@ impl Error {
             Error::Remote { site, .. }
             | Error::Deadline { site, .. }
             | Error::Mismatch { site, .. }
+            | Error::BothSend { site }
             | Error::InitPeer { site, .. }
             | Error::Untaken { site, .. }
             | Error::Reported { site, .. } => Some(site),

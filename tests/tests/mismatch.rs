@@ -325,6 +325,21 @@ fn ranks_that_both_end_wait_for_no_receive_of_the_other() {
     });
 }
 
+/// Both send more than there is room for on the way, and then would receive.
+#[test]
+fn ranks_that_both_send_first_are_told_to_use_a_group() {
+    let comms = communicators(2);
+    let end = |comm: &Arc<Communicator>| {
+        let error = message(comm, true, 64 << 20).expect_err("they wait for each other");
+        let text = error.to_string();
+        assert!(text.starts_with("ranks 0 and 1 each send to the other one before"), "{text}");
+        assert!(text.contains("into one group"), "{text}");
+    };
+    std::thread::scope(|scope| {
+        comms.iter().for_each(|comm| drop(scope.spawn(|| end(comm))));
+    });
+}
+
 fn processes(ours: usize, theirs: usize, hosts: bool) {
     let job = Job::start(Path::new(RANK), 3, Duration::from_secs(100), |rank, command| {
         command.args(["mismatch", "6000", &format!("{ours}"), &format!("{theirs}")]);

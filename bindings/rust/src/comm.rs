@@ -82,7 +82,6 @@ pub enum Shrink {
 /// A communicator that is dropped completes its operations and leaves, which may wait for the other
 /// ranks; while the thread panics it aborts instead, so that the other ranks are told.
 /// [`close`](Self::close) does the same with a result.
-#[derive(Debug)]
 pub struct Comm {
     handle: usize,
     rank: usize,
@@ -90,6 +89,12 @@ pub struct Comm {
     ended: AtomicBool,
     /// Streams of operations that nobody gave a stream to, while they are not in use.
     streams: Mutex<Vec<Stream>>,
+}
+
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Comm, rank {} of {}", self.rank, self.size)
+    }
 }
 
 /// Ending, and what is asked of a communicator.

@@ -26,6 +26,11 @@ fn panic_of<R>(f: impl FnOnce() -> R) -> &'static str {
 }
 
 #[test]
+fn a_communicator_prints_as_its_rank_and_size() {
+    assert_eq!(format!("{:?}", alone()), "Comm, rank 0 of 1");
+}
+
+#[test]
 fn lengths_are_checked_before_the_call() {
     let wrong = |comm: Comm| -> Result<()> {
         let (one, mut two, mut three) = ([1], [0; 2], [0; 3]);

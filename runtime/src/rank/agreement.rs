@@ -51,16 +51,19 @@ impl CurrentOp {
         }
     }
 
+    fn site(&self, rank: &Rank, peer: u32) -> Site {
+        let (rank, peer, op_seq) = (rank.number as i32, peer as i32, self.number());
+        Site { rank, peer, step: -1, op_seq, operation: "" }
+    }
+
+    /// Returns the error for two ranks that both send before they receive.
+    pub(crate) fn both_send(&self, rank: &Rank, peer: u32) -> Error {
+        Error::BothSend { site: self.site(rank, peer) }
+    }
+
     /// Returns the error that names both sides.
     pub(crate) fn differs(&self, rank: &Rank, peer: u32, theirs: Theirs<'_>) -> Error {
-        let seq = self.number();
-        let site = Site {
-            rank: rank.number as i32,
-            peer: peer as i32,
-            step: -1,
-            op_seq: seq,
-            operation: "",
-        };
+        let site = self.site(rank, peer);
         let is_message = matches!(self, CurrentOp::Exchange(..));
         let messages = is_message && theirs.is_ok_and(|of| of.is_message());
         let [own, theirs] = self.texts(theirs);

@@ -136,7 +136,9 @@ fn a_wheel_installs_library_command_and_package() {
         return;
     }
     let folder = empty_folder("wheel");
-    let wheel = xtask::wheel::wheel(Path::new(ROOT), prefix(), &folder).expect("it is made");
+    let homepage = "https://oxccl.example";
+    let wheel = xtask::wheel::wheel(Path::new(ROOT), prefix(), &folder, Some(homepage));
+    let wheel = wheel.expect("it is made");
     let files = succeed(Command::new("python3").args(["-m", "zipfile", "-l"]).arg(&wheel));
     for file in std::fs::read_dir(self::folder().join("oxccl")).expect("the package") {
         let name = file.expect("a file").file_name().to_string_lossy().into_owned();
@@ -152,6 +154,9 @@ fn a_wheel_installs_library_command_and_package() {
     let mut pip = Command::new(venv.join("bin/pip"));
     let offline = ["install", "--no-index", "--disable-pip-version-check"];
     succeed(pip.args(offline).arg(&wheel));
+    let mut pip = Command::new(venv.join("bin/pip"));
+    let text = succeed(pip.args(["show", "--verbose", "oxccl"]));
+    assert!(text.contains(homepage), "{text}");
     // Nothing but what is installed is in its sight.
     let installed = |program: &mut Command| {
         let program = program.current_dir(&folder).env_clear();

@@ -107,6 +107,18 @@ fn plans_are_chosen_as_a_communicator_chooses_them() {
 }
 
 #[test]
+fn plans_are_those_of_the_device_that_a_communicator_would_be_on() {
+    let plan = |device: &[&str]| {
+        let arguments = [&["plan", "all_reduce", "-n", "4", "-b", "256K"], device].concat();
+        let Ended { code, out, err } = oxccl(&[("OXCCL_DEVICE", "host")], &arguments);
+        assert_eq!(code, Some(0), "{err}");
+        out
+    };
+    assert_eq!(plan(&[]), plan(&["--device", "host"]));
+    assert_ne!(plan(&[]), plan(&["--device", "cuda"]));
+}
+
+#[test]
 fn plans_are_explained_and_variables_listed() {
     let Ended { code, out, .. } =
         oxccl(&[], &["plan", "all_reduce", "-n", "5", "-b", "2K", "--explain", "--program", "1"]);

@@ -15,6 +15,9 @@ pub struct Options {
     /// Cargo's profile.
     #[arg(long, default_value = "dist")]
     pub profile: String,
+    /// Address of the project that the packages name.
+    #[arg(long, value_name = "URL", value_parser = crate::install::address)]
+    pub homepage: Option<String>,
 }
 
 /// A package: its contents, and its description for dpkg.
@@ -137,7 +140,7 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
             std::fs::create_dir_all(parent).map_err(failed(parent))?;
             std::fs::rename(staged.join(path), &to).map_err(failed(&to))?;
         }
-        describe(root, package, &folder, architecture, &glibc)?;
+        describe(root, package, &folder, (architecture, &glibc), options.homepage.as_deref())?;
         let version = env!("CARGO_PKG_VERSION");
         let file = format!("{}_{version}_{architecture}.deb", package.name);
         let file = options.output.join(file);
@@ -164,9 +167,10 @@ fn describe(
     root: &Path,
     package: &Package,
     folder: &Path,
-    architecture: &str,
-    glibc: &str,
+    (architecture, glibc): (&str, &str),
+    homepage: Option<&str>,
 ) -> Result<(), Error> {
+    let address = homepage.map(|address| format!("Homepage: {address}\n")).unwrap_or_default();
     let &Package { name, section, ours, control, description, .. } = package;
     let (version, maintainer) = (env!("CARGO_PKG_VERSION"), maintainer());
     let mut depends: Vec<_> = ours.iter().map(|name| format!("{name} (= {version})")).collect();
@@ -175,8 +179,8 @@ fn describe(
     let text = format!(
         "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: {section}\n\
          Priority: optional\nMaintainer: {maintainer}\nDepends: {depends}\n{control}\
-         Description: {description}\n All-reduce, all-gather, send and receive and their kin \
-         between processes and\n hosts, on host memory and GPUs.\n"
+         {address}Description: {description}\n All-reduce, all-gather, send and receive and their \
+         kin between processes and\n hosts, on host memory and GPUs.\n"
     );
     write(&folder.join("DEBIAN/control"), &text)?;
     // The name of the package's library, and the number of its interface.

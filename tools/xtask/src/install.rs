@@ -264,6 +264,24 @@ fn architectures(profile: &str, is_said: bool) -> Option<&'static str> {
     (profile != "dev" && !is_said).then_some("all")
 }
 
+/// Returns what is said before kernels are compiled for these GPUs: cargo does not say how long it
+/// takes. `None` where there is no compiler in the folders, or nothing is to be compiled.
+fn notice(architectures: &str, folders: impl IntoIterator<Item = PathBuf>) -> Option<String> {
+    let is_there = folders.into_iter().any(|folder| folder.join("nvcc").is_file());
+    (is_there && !architectures.is_empty()).then(|| {
+        format!(
+            "compiling kernels for GPUs ({architectures}), unless they are there: 2 to 12 minutes, \
+             in which cargo shows oxccl-kernels; CUDAARCHS= goes without"
+        )
+    })
+}
+
+/// Checks that a text is the address of a page.
+pub fn address(text: &str) -> Result<String, &'static str> {
+    let is_one = text.starts_with("https://") && !text.contains(char::is_whitespace);
+    is_one.then(|| text.to_owned()).ok_or("no address, as https://example.org/oxccl")
+}
+
 /// Builds what the arguments say by a command of cargo; returns the files that were made.
 fn run_cargo(
     root: &Path,
@@ -275,9 +293,14 @@ fn run_cargo(
     let mut command = Command::new(&cargo);
     command.args([subcommand, "--profile", profile]).args(arguments);
     command.arg("--message-format=json-render-diagnostics").current_dir(root);
-    if let Some(all) = architectures(profile, std::env::var_os("CUDAARCHS").is_some()) {
-        command.env("CUDAARCHS", all);
-    }
+    let said = std::env::var("CUDAARCHS").ok();
+    let all = architectures(profile, said.is_some());
+    command.envs(all.map(|all| ("CUDAARCHS", all)));
+    let home = std::env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = home.into_iter().chain(std::env::split_paths(&path));
+    let of_gpus = all.or(said.as_deref()).unwrap_or("those of this machine");
+    notice(of_gpus, folders).inspect(|text| eprintln!("{text}"));
     let output = command.stderr(std::process::Stdio::inherit()).output();
     let output = output.map_err(|e| Error::Program(cargo.clone(), e.to_string()))?;
     if !output.status.success() {
@@ -407,6 +430,25 @@ mod tests {
         assert_eq!(architectures("dist", false), Some("all"));
         assert_eq!(architectures("release", false), Some("all"));
         assert_eq!((architectures("dist", true), architectures("dev", false)), (None, None));
+    }
+
+    #[test]
+    fn kernels_are_announced_where_there_is_a_compiler() {
+        let folder = std::env::temp_dir().join(format!("oxccl-xtask-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let told = |gpus| notice(gpus, [folder.clone()]);
+        let before = told("all");
+        std::fs::write(folder.join("nvcc"), "").expect("a file");
+        let after = (told("80;90"), told(""));
+        std::fs::remove_dir_all(&folder).expect("it is there");
+        assert!(before.is_none() && after.1.is_none());
+        assert!(after.0.is_some_and(|text| text.contains("(80;90)")));
+    }
+
+    #[test]
+    fn addresses_of_pages_are_read_or_refused() {
+        assert!(address("https://a.example/b").is_ok());
+        assert!(["a.example", "http://a", "https://a b"].iter().all(|text| address(text).is_err()));
     }
 
     #[test]

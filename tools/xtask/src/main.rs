@@ -42,6 +42,9 @@ enum Chore {
         /// that of this machine.
         #[arg(long, value_name = "VERSION", value_parser = xtask::install::glibc_version)]
         glibc: Option<String>,
+        /// Address of the project that the wheel names.
+        #[arg(long, value_name = "URL", value_parser = xtask::install::address)]
+        homepage: Option<String>,
     },
     /// Writes the Go package as a module that `go get` fetches by a path, for a module proxy.
     GoModule(xtask::go_module::Options),
@@ -69,7 +72,9 @@ fn main() -> ExitCode {
         }
         Chore::Install(options) => install(&root, &options),
         Chore::Uninstall(installed) => uninstall(&installed),
-        Chore::Wheel { output, profile, glibc } => wheel(&root, &output, profile, glibc),
+        Chore::Wheel { output, profile, glibc, homepage } => {
+            wheel(&root, &output, (profile, glibc), homepage)
+        }
         Chore::GoModule(options) => go_module(&root, &options),
         Chore::Reference(options) => reference(&root, &options),
         Chore::Deb(options) => deb(&root, &options),
@@ -98,7 +103,12 @@ fn uninstall(installed: &xtask::install::Installed) -> Result<(), String> {
     Ok(())
 }
 
-fn wheel(root: &Path, output: &Path, profile: String, glibc: Option<String>) -> Result<(), String> {
+fn wheel(
+    root: &Path,
+    output: &Path,
+    (profile, glibc): (String, Option<String>),
+    homepage: Option<String>,
+) -> Result<(), String> {
     let prefix = output.join(".oxccl-prefix");
     let options = xtask::install::Options {
         prefix: prefix.clone(),
@@ -109,7 +119,8 @@ fn wheel(root: &Path, output: &Path, profile: String, glibc: Option<String>) -> 
         libdir: xtask::install::LIBDIR.to_owned(),
     };
     xtask::install::install(root, &options).map_err(|e| e.to_string())?;
-    let wheel = xtask::wheel::wheel(root, &prefix, output).map_err(|e| e.to_string())?;
+    let wheel = xtask::wheel::wheel(root, &prefix, output, homepage.as_deref());
+    let wheel = wheel.map_err(|e| e.to_string())?;
     println!("made {}", wheel.display());
     std::fs::remove_dir_all(&prefix).map_err(|e| format!("{}: {e}", prefix.display()))
 }
@@ -169,7 +180,8 @@ mod tests {
         let deb = read("xtask deb --output /a --profile dev");
         let right = |o: &xtask::deb::Options| o.output == Path::new("/a") && o.profile == "dev";
         assert!(matches!(deb, Ok(Chore::Deb(options)) if right(&options)));
-        let wheel = read("xtask wheel --output /a");
+        assert!(read("xtask deb --output /a --homepage nonsense").is_err());
+        let wheel = read("xtask wheel --output /a --homepage https://a.example");
         assert!(matches!(wheel, Ok(Chore::Wheel { profile, .. }) if profile == "dist"));
         let uninstall = read("xtask uninstall --prefix /a");
         let right = |i: &xtask::install::Installed| i.prefix == Path::new("/a");

@@ -29,8 +29,14 @@ const LIBRARIES: [(&str, &str); 3] = [
 const PACK: &str = include_str!("wheel.py");
 
 /// Makes the wheel of the files installed under `prefix`, with NCCL's names, in the folder `out`;
-/// returns its path. The name of the wheel states the oldest glibc that its programs can use.
-pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
+/// returns its path. The name of the wheel states the oldest glibc that its programs can use;
+/// `homepage` is an address that its metadata name.
+pub fn wheel(
+    root: &Path,
+    prefix: &Path,
+    out: &Path,
+    homepage: Option<&str>,
+) -> Result<PathBuf, Error> {
     let version = env!("CARGO_PKG_VERSION");
     let tree = out.join(".oxccl-wheel");
     // The folder may be left from an earlier run.
@@ -55,6 +61,8 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
     for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
         copy(&root.join(license), &info.join("licenses").join(license))?;
     }
+    let address = homepage.map(|address| format!("Project-URL: Homepage, {address}\n"));
+    let address = address.unwrap_or_default();
     for (name, text) in [
         (
             "METADATA",
@@ -63,7 +71,7 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
                  Summary: Collective communication between processes and hosts\n\
                  License-Expression: MIT OR Apache-2.0\nLicense-File: LICENSE-APACHE\n\
                  License-File: LICENSE-MIT\nRequires-Python: >=3.10\nRequires-Dist: numpy\n\
-                 Description-Content-Type: text/markdown\n\n{readme}"
+                 {address}Description-Content-Type: text/markdown\n\n{readme}"
             ),
         ),
         (

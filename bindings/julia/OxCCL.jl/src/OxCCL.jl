@@ -59,7 +59,15 @@ end
 
 # What the message of a call without a method says beside what Julia lists.
 function hint(io, e, types, keywords)
+    if e.f === Comm
+        print(io, "\nComm() makes the communicator of the ranks that a launcher has started; Comm(size, id, rank) takes a UniqueId that all ranks have.")
+    end
     e.f isa Function && parentmodule(e.f) === OxCCL || return
+    first_is_array = isempty(types) || first(types) <: Union{AbstractArray,Comm,VBuffer,Nothing}
+    if endswith(String(nameof(e.f)), '!') && !first_is_array
+        print(io, "\n$(nameof(e.f)) takes an array, and writes to it; got a $(first(types)). Forms without ! take a number, where there are such.")
+        return
+    end
     arrays = filter(T -> T <: AbstractArray, collect(types))
     if any(T -> !(T <: Elements), arrays)
         print(io, "\nOxCCL takes arrays whose elements lie one behind the other: collect(x) makes one of a view or a range, from which a result is then to be copied back.")

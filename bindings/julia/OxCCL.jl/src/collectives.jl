@@ -16,6 +16,7 @@ end
     keep!(s, arrays...)
     return nothing
 end
+run(call, c::Comm, stream, arrays...) = throw(ArgumentError("stream is $stream; expected a Stream"))
 
 expect(call, argument, got, expected) = got == expected || mismatch(call, argument, got, expected)
 

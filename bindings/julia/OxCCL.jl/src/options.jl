@@ -21,7 +21,7 @@ const CALL_OPTIONS = (CALL_FIELDS..., :plan, :deterministic, :deadline)
 function lend(f, options)
     for name in keys(options)
         name in CALL_OPTIONS || throw(ArgumentError(
-            "$name is no option of a call; expected one of $(join(CALL_OPTIONS, ", "))"))
+            "$name is no option of a call; expected one of $(join(CALL_OPTIONS, ", ")), or a keyword of the call itself, such as stream, or root where there is one"))
     end
     # As NCCL_COLLCONFIG_INITIALIZER has it.
     unset(name, T) = name === :forceAlgSelection ? T(1) : name === :userProfilerTag ? T(0) :

@@ -510,6 +510,8 @@ end
             (() -> Bcast!(Dict("a" => 1), c)) => "data is a Dict{String,$Int}; expected an array of numbers",
             (() -> Bcast!("config", 0, c)) => "data is a String; expected an array of numbers",
             (() -> Bcast!(5, c; root = 1)) => "serialize one, and Bcast! the length and then the bytes",
+            (() -> Bcast!(x, c; rot = 1)) => "or a keyword of the call itself, such as stream, or root",
+            (() -> Allreduce!(x, +, c; stream = 3)) => "stream is 3; expected a Stream",
             (() -> alloc(Float32, -1)) => "dims are (-1,)",
             (() -> alloc(Float32, large, large)) => "for at most 9223372036854775807 bytes",
             (() -> alloc(String, 1)) => "elements of type String; expected a type of plain bits",
@@ -525,6 +527,8 @@ end
             (() -> Allreduce!(view(x, 1:2:3), +, c)) => "collect(x) makes one",
             (() -> Bcast!(view(x, 1:2:3), c)) => "collect(x) makes one",
             (() -> Allreduce!(x, c)) => "an operation before the communicator",
+            (() -> Allreduce!(3, +, c)) => "Allreduce! takes an array, and writes to it; got a $Int",
+            (() -> Comm(4)) => "Comm(size, id, rank) takes a UniqueId",
         ]
             e = try call(); nothing catch e; e end
             @test e isa MethodError && occursin(text, sprint(showerror, e))

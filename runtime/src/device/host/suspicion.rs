@@ -25,8 +25,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -
             // An exchange takes all that it has to receive: if the edge is full, both only send.
             let state = endpoint.state();
             if state.edges.get(awaited as usize).is_some_and(Edge::is_full) {
-                let theirs = Err("send/recv in another order: both send first");
-                return Some(doing.differs(&endpoint.rank, awaited, theirs));
+                return Some(doing.both_send(&endpoint.rank, awaited));
             }
         }
         CurrentOp::Collective(_, seq) => {

@@ -4,6 +4,7 @@ use super::{
     Caller, Cause, Patience, Progress, Verdict, Wait, Waits, collective_of, in_kernel,
     operation_text, progress_with, span,
 };
+use crate::error::ONE_GROUP;
 use crate::ras::job::{Comm, Member};
 use crate::recorder::Kind;
 use crate::recorder::read::ProcessState;
@@ -100,12 +101,7 @@ fn told(circle: &[Edge<'_, '_>]) -> Option<Verdict> {
             "in what all have called",
             "what they send does not arrive, look at the connections between them (oxccl doctor)",
         ),
-        Circle::Messages => (
-            Cause::Deadlock,
-            "in a circle",
-            "put what each rank sends and receives into one group (ncclGroupStart, ncclGroupEnd; \
-             Group in Go and Python, group in C++, Julia and Rust)",
-        ),
+        Circle::Messages => (Cause::Deadlock, "in a circle", ONE_GROUP),
         Circle::Groups => (
             Cause::Deadlock,
             "in a circle",
