@@ -126,8 +126,8 @@ pub enum Error {
         messages: bool,
     },
     #[error(
-        "ranks {} and {} each send to the other one before they receive (send/recv, operation {}), \
-         and wait for each other; {ONE_GROUP}",
+        "ranks {} and {} both send to each other before they receive what has come (send/recv, \
+         operation {}); {ONE_GROUP}",
         site.rank.min(site.peer), site.rank.max(site.peer), site.op_seq
     )]
     BothSend { site: Site },

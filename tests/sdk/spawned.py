@@ -30,4 +30,4 @@ if __name__ == "__main__":
         process.start()
     for process in ranks:
         process.join()
-    sys.exit(max(process.exitcode for process in ranks))
+    sys.exit(any(process.exitcode for process in ranks))

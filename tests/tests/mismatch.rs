@@ -332,7 +332,7 @@ fn ranks_that_both_send_first_are_told_to_use_a_group() {
     let end = |comm: &Arc<Communicator>| {
         let error = message(comm, true, 64 << 20).expect_err("they wait for each other");
         let text = error.to_string();
-        assert!(text.starts_with("ranks 0 and 1 each send to the other one before"), "{text}");
+        assert!(text.starts_with("ranks 0 and 1 both send to each other before"), "{text}");
         assert!(text.contains("into one group"), "{text}");
     };
     std::thread::scope(|scope| {

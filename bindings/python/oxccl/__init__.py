@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
-from . import _ending, _gen
+from . import _dropped, _ending, _gen
 from ._arrays import NO_PARTS, AnyArray, Array, Counts, Parts, Place, place
 from ._gen import ncclRedOp_t, ncclResult_t
 from ._library import _SUCCESS, Error, _c, _check, _int, _last_error, _nanoseconds, _number
@@ -197,40 +197,16 @@ class Event(_Owner):
 # Seconds that a thread waits at a time.
 _SLICE = 0.1
 
-# The ends of streams that were dropped while they had work, and the arrays of that.
-_busy: list[tuple] = []
-
-
-def _drop_stream(handle, end, kept):
-    """Ends a stream whose work may go on. A query of the stream would take the error of that work, which the end
-    of the communicator is to tell."""
-    if kept:
-        _c.oxcclEventRecord(end._handle, handle)
-        _busy.append((end, kept))
-    _c.oxcclStreamDestroy(handle)
-
-
-def _forget_done():
-    for _ in range(len(_busy)):
-        try:
-            dropped = _busy.pop(0)
-        except IndexError:
-            # Other threads take from it, too.
-            break
-        if _c.oxcclEventQuery(dropped[0]._handle) == ncclResult_t.ncclInProgress:
-            _busy.append(dropped)
-
-
 class Stream(_Owner):
     """Work in order. It keeps the arrays of its calls until it has been synchronized, and also when it is
     dropped before."""
 
     def __init__(self) -> None:
-        _forget_done()
+        _dropped.forget_done()
         # Always the same list, which outlives the stream.
         self._kept = kept = []
         end = Event()
-        drop = lambda handle: _drop_stream(handle, end, kept)
+        drop = lambda handle: _dropped.drop(handle, end, kept)
         _on_host(lambda: super(Stream, self).__init__(_c.oxcclStreamCreate, drop))
 
     def synchronize(self, timeout: float | None = None) -> bool:

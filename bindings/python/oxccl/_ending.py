@@ -21,8 +21,9 @@ _PATIENCE = 5
 os.register_at_fork(after_in_child=_open.clear)
 
 
-# The process of multiprocessing whose end was arranged for.
-_arranged = None
+# The process of multiprocessing whose end was arranged for, and the exception that was handled then: a process that
+# forks while it handles one gives it to its child.
+_arranged = _handled = None
 
 
 def opened(place):
@@ -33,12 +34,12 @@ def opened(place):
 
 def _arrange():
     """A process of multiprocessing may end without exit handlers, and catches what its function raises."""
-    global _arranged
+    global _arranged, _handled
     process = sys.modules.get("multiprocessing.process")
     if process and process.parent_process() and _arranged != os.getpid():
         from multiprocessing import util
 
-        _arranged = os.getpid()
+        _arranged, _handled = os.getpid(), sys.exc_info()[1]
         util.Finalize(None, _close_all, exitpriority=0)
 
 
@@ -55,7 +56,8 @@ def _works(place):
 def _has_failed():
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     # What a process of multiprocessing ends with.
-    return error.code not in (None, 0) if isinstance(error, SystemExit) else error is not None
+    ended_well = isinstance(error, SystemExit) and error.code in (None, 0)
+    return error not in (None, _handled) and not ended_well
 
 
 @atexit.register
@@ -63,7 +65,8 @@ def _close_all():
     """Closes what is open, so that this rank is not lost to the others, which may still be at work.
 
     After an exception that nobody caught nothing is closed: the others are to hear of it, and this process shall
-    wait for none of them. A program that catches its exceptions and calls sys.exit() aborts its communicators itself."""
+    wait for none of them. A program that catches its exceptions and calls sys.exit() aborts its communicators itself;
+    in a process of multiprocessing, sys.exit() with another status than 0 counts as such an exception."""
     if _has_failed():
         _open.clear()
         return

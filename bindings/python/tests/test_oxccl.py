@@ -507,7 +507,7 @@ def dropped_streams(comm):
     if comm.rank == 0:
         part.set_timeout(0.05)
         part.recv(np.zeros(1), 1, stream=oxccl.Stream())
-        while oxccl._busy:
+        while oxccl._dropped.busy:
             oxccl.Stream()
         expect_error(oxccl.Error, "ms for rank 1", part.close)
     comm.all_reduce(np.zeros(1))
@@ -557,11 +557,11 @@ def taken_by_another_thread():
         def __len__(self):
             return 1
 
-    known, oxccl._busy = oxccl._busy, Taken()
+    known, oxccl._dropped.busy = oxccl._dropped.busy, Taken()
     try:
         oxccl.Stream()
     finally:
-        oxccl._busy = known
+        oxccl._dropped.busy = known
 
 
 def dtypes():

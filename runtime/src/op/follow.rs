@@ -35,6 +35,8 @@ pub struct Carried {
     /// The bytes of data of the latest messages, by number modulo [`LATEST`]; 0 where the transport
     /// does not tell.
     pub bytes: [usize; LATEST],
+    /// The number behind that of the latest message whose bytes are there.
+    pub sized: u64,
     /// The operations that asked for them.
     pub operations: Operations,
 }
@@ -60,6 +62,17 @@ impl Carried {
             Operations::One(operation) => Some(*operation),
             Operations::Latest(plus_one) => plus_one[message as usize % TOLD].checked_sub(1),
         }
+    }
+
+    /// Returns whether an operation may be known here before it is reported.
+    pub fn is_ahead(&self) -> bool {
+        matches!(self.operations, Operations::Latest(_))
+    }
+
+    /// Returns the bytes of a message; 0 if they are not known.
+    pub fn bytes_of(&self, message: u64) -> usize {
+        let is_known = message < self.sized && message + LATEST as u64 >= self.sized;
+        if is_known { self.bytes[message as usize % LATEST] } else { 0 }
     }
 
     /// Returns the same as of when so many messages had been asked for.
@@ -132,13 +145,18 @@ mod tests {
     #[test]
     fn what_came_later_is_not_known_before() {
         let latest = std::array::from_fn(|i| if i == 3 { 0 } else { 100 + i as u64 });
-        let (operations, bytes) = (Operations::Latest(latest), [0; LATEST]);
-        let carried = Carried { asked: 20, moved: 19, over: 18, bytes, operations };
+        let (operations, bytes) = (Operations::Latest(latest), [16, 17, 18, 19]);
+        let carried = Carried { asked: 20, moved: 19, over: 18, bytes, sized: 20, operations };
         assert_eq!(carried.first_known(), 4);
         let known = [4, 18, 19].map(|message| carried.operation(message));
         assert_eq!(known, [Some(103), Some(101), None]);
         let before = carried.up_to(18);
         assert_eq!((before.asked, before.moved, before.over), (18, 18, 18));
+        // Sizes are those of the latest messages, also of the ones that are told later.
+        assert_eq!(
+            [15, 16, 17, 19, 20].map(|message| before.bytes_of(message)),
+            [0, 16, 17, 19, 0]
+        );
         let one = carried.of(7);
         assert_eq!((one.first_known(), one.operation(0)), (0, Some(7)));
     }

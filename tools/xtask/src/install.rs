@@ -232,6 +232,13 @@ fn build(root: &Path, profile: &str, glibc: Option<&str>) -> Result<Built, Error
         glibc.map(|version| format!("{}-unknown-linux-gnu.{version}", std::env::consts::ARCH));
     arguments.extend(target.iter().flat_map(|target| ["--target", target]));
     let command = if glibc.is_some() { "zigbuild" } else { "build" };
+    let said = std::env::var("CUDAARCHS").ok();
+    let gpus = architectures(profile, said.is_some()).or(said.as_deref());
+    let home = std::env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = home.into_iter().chain(std::env::split_paths(&path));
+    let text = notice(gpus.unwrap_or("those of this machine"), folders);
+    text.inspect(|text| eprintln!("{text}"));
     let files = run_cargo(root, command, profile, &arguments)?;
     Ok(Built {
         shared: find(&files, "liboxccl.so")?,
@@ -293,14 +300,8 @@ fn run_cargo(
     let mut command = Command::new(&cargo);
     command.args([subcommand, "--profile", profile]).args(arguments);
     command.arg("--message-format=json-render-diagnostics").current_dir(root);
-    let said = std::env::var("CUDAARCHS").ok();
-    let all = architectures(profile, said.is_some());
+    let all = architectures(profile, std::env::var_os("CUDAARCHS").is_some());
     command.envs(all.map(|all| ("CUDAARCHS", all)));
-    let home = std::env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin"));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = home.into_iter().chain(std::env::split_paths(&path));
-    let of_gpus = all.or(said.as_deref()).unwrap_or("those of this machine");
-    notice(of_gpus, folders).inspect(|text| eprintln!("{text}"));
     let output = command.stderr(std::process::Stdio::inherit()).output();
     let output = output.map_err(|e| Error::Program(cargo.clone(), e.to_string()))?;
     if !output.status.success() {

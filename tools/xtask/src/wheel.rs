@@ -7,9 +7,10 @@ use std::process::Command;
 
 /// The folder of the package in the repository, and (below) the files of the package.
 const PACKAGE: &str = "bindings/python/oxccl";
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "__init__.py",
     "_arrays.py",
+    "_dropped.py",
     "_ending.py",
     "_gen.py",
     "_library.py",

@@ -59,13 +59,11 @@ end
 
 # What the message of a call without a method says beside what Julia lists.
 function hint(io, e, types, keywords)
-    if e.f === Comm
-        print(io, "\nComm() makes the communicator of the ranks that a launcher has started; Comm(size, id, rank) takes a UniqueId that all ranks have.")
-    end
+    e.f === Comm && print(io, "\nComm() makes the communicator of the ranks that a launcher has started; Comm(size, id, rank) takes a UniqueId that all ranks have.")
     e.f isa Function && parentmodule(e.f) === OxCCL || return
-    first_is_array = isempty(types) || first(types) <: Union{AbstractArray,Comm,VBuffer,Nothing}
-    if endswith(String(nameof(e.f)), '!') && !first_is_array
-        print(io, "\n$(nameof(e.f)) takes an array, and writes to it; got a $(first(types)). Forms without ! take a number, where there are such.")
+    collective = nameof(e.f) in (:Allreduce!, :Reduce!, :Allgather!, :Reduce_scatter!, :Alltoall!, :Gather!, :Scatter!)
+    if collective && !isempty(types) && first(types) <: Union{Number,AbstractString,Tuple}
+        print(io, "\n$(nameof(e.f)) takes arrays; got a $(first(types)). Allreduce, Reduce and others without ! take a number, too.")
         return
     end
     arrays = filter(T -> T <: AbstractArray, collect(types))
@@ -673,9 +671,10 @@ grown(parent, size, id, rank, options) =
 
 "Ends the operations of a communicator, which can then only be split, shrunk, closed or aborted. Blocks a second at most."
 function revoke(c::Comm)
-    check(ncclCommRevoke(open_handle(c), NCCL_REVOKE_DEFAULT))
-    c.revoked = true
-    return nothing
+    code = ncclCommRevoke(open_handle(c), NCCL_REVOKE_DEFAULT)
+    # Also where other ranks have not answered.
+    c.revoked = code != Cint(ncclInvalidUsage)
+    return check(code)
 end
 
 "Gives memory of a communicator back to the system; until [`resume`](@ref) it takes no operations."
@@ -733,12 +732,14 @@ Throws what only the end finds: an operation that ended early, calls that differ
 nothing if it was ended before.
 """
 function Base.close(c::Comm)
-    c.handle == C_NULL && return nothing
-    handle, c.handle = c.handle, C_NULL
-    ended(handle)
-    # Of one that has failed it tells at once what no call has told; it refuses one that was revoked.
+    handle = c.handle
+    handle == C_NULL && return nothing
+    # Of one that has failed it tells at once what no call has told; it refuses one that was revoked, and in a group.
     code = c.revoked ? Cint(ncclSuccess) : ncclCommFinalize(handle)
     found = code in (Cint(ncclSuccess), Cint(ncclInProgress)) ? nothing : last_error(code, oxcclLastError)
+    found === nothing || state_of(handle) != Cint(ncclSuccess) || throw(found)
+    c.handle = C_NULL
+    ended(handle)
     state = code == Cint(ncclInProgress) ? rest(handle) : nothing
     state in (nothing, ncclSuccess) || (found = last_error(Cint(state), info -> oxcclCommLastError(handle, info)))
     check(state == ncclSuccess ? ncclCommDestroy(handle) : ncclCommAbort(handle))

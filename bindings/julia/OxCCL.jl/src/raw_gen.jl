@@ -752,8 +752,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Blocks: also until the peers have received what was sent to them, as long as an operation may
 # wait, else 60 s; an error tells who has not, that the calls of the ranks differ, or why an
 # operation ended early, unless a call has told of a failure. Other failures of other ranks are
-# none here. With `blocking` 0 the answer comes at once, but after a failure within a second: it
-# is the failure then, or success where a call has told of it.
+# none here. With `blocking` 0 it answers at once; of a communicator that has failed already, as
+# with `blocking` 1, within a second.
 @inline ncclCommFinalize(comm) =
     ccall(@inbounds(ADDRESSES[21]), Cint, (Ptr{Cvoid},), comm)
 

@@ -391,6 +391,9 @@ end
         Barrier(c)
         revoke(again)
         @test close(again) === nothing
+        # What a group refuses ends nothing.
+        expect_error(() -> group(() -> (Allreduce!([1], +, c; stream = Stream()); close(c))), ncclInvalidUsage, "group")
+        @test Allreduce!([1], +, c) == [RANKS]
         close(c)
     end
 end
@@ -527,7 +530,7 @@ end
             (() -> Allreduce!(view(x, 1:2:3), +, c)) => "collect(x) makes one",
             (() -> Bcast!(view(x, 1:2:3), c)) => "collect(x) makes one",
             (() -> Allreduce!(x, c)) => "an operation before the communicator",
-            (() -> Allreduce!(3, +, c)) => "Allreduce! takes an array, and writes to it; got a $Int",
+            (() -> Allreduce!(3, +, c)) => "Allreduce! takes arrays; got a $Int",
             (() -> Comm(4)) => "Comm(size, id, rank) takes a UniqueId",
         ]
             e = try call(); nothing catch e; e end

@@ -231,7 +231,8 @@ impl Incoming {
             bytes[moved as usize % LATEST] = data_bytes(*len);
             moved += 1;
         }
-        Carried { asked, moved: moved.min(asked), over: self.taken, bytes, operations }
+        let (sized, moved) = (moved, moved.min(asked));
+        Carried { asked, moved, over: self.taken, bytes, sized, operations }
     }
 
     fn free_slot(&mut self) {

@@ -264,7 +264,7 @@ impl Outgoing {
         let under_way = (1..=EDGE_SLOTS).rev().find(is_under_way).unwrap_or(0);
         let over = self.sent.saturating_sub(under_way as u64).min(moved);
         let (bytes, operations) = (self.bytes, Default::default());
-        Carried { asked: self.sent, moved, over, bytes, operations }
+        Carried { asked: self.sent, moved, over, bytes, sized: self.sent, operations }
     }
 }
 

@@ -6,7 +6,7 @@
 use super::functions::*;
 use super::net_events::Parent;
 use super::{Event, Instance, MASK, handle};
-use crate::op::follow::{Carried, Follower, LATEST, Lane, Look, Present, Watcher};
+use crate::op::follow::{Carried, Follower, Lane, Look, Present, Watcher};
 use oxccl_net::{Observation, Observer, UNTOLD};
 use oxccl_plugin_abi::profiler::{ncclProfilerProxyOp_v1_t, ncclProfilerProxyStep_v1_t};
 use std::collections::VecDeque;
@@ -244,9 +244,9 @@ pub(super) struct Followed {
 
 impl Followed {
     /// Notes how far the messages have come; returns whether they have come further.
-    pub(super) fn has_noted(&mut self, carried: [Carried; 2]) -> bool {
+    pub(super) fn has_noted(&mut self, look: &mut Look) -> bool {
         let before = self.last;
-        self.note(&mut || carried);
+        self.note(look);
         self.last != before
     }
 
@@ -268,7 +268,8 @@ impl Followed {
         let mut now = now;
         for number in last.asked.max(now.first_known())..now.asked {
             let operation = now.operation(number);
-            if operation.is_some_and(|operation| instance.numbered.is_to_come(operation)) {
+            let is_to_come = |operation| now.is_ahead() && instance.numbered.is_to_come(operation);
+            if operation.is_some_and(is_to_come) {
                 now = now.up_to(number);
                 break;
             }
@@ -278,12 +279,8 @@ impl Followed {
             open.push_back((number, step));
         }
         let moved = last.moved..now.moved;
-        // Only of the latest ones the sizes are known.
-        let latest = if direction == SENT { now.asked } else { now.moved };
         for (number, step) in open.iter().filter(|(number, _)| moved.contains(number)) {
-            let is_known = *number + LATEST as u64 >= latest;
-            let bytes = if is_known { now.bytes[*number as usize % LATEST] } else { 0 };
-            step.iter().for_each(|step| step.enter(MOVED[direction], bytes));
+            step.iter().for_each(|step| step.enter(MOVED[direction], now.bytes_of(*number)));
         }
         while open.front().is_some_and(|(number, _)| *number < now.over) {
             open.pop_front();

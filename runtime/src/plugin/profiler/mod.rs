@@ -217,7 +217,7 @@ impl Instance {
         let ended: Vec<_> = std::iter::from_fn(|| self.take_ended()).collect();
         let mut moved = !ended.is_empty();
         for (followed, look) in self.looked_at().iter_mut() {
-            moved |= followed.has_noted(look());
+            moved |= followed.has_noted(look);
         }
         for (mut running, times) in ended {
             running.begin(|channel| times.get(usize::from(channel)).copied());

@@ -58,20 +58,30 @@ impl Shared {
         // What is sent meanwhile is no longer found in its slot for a moment.
         written.max(self.sent.load(Ordering::Acquire))
     }
+}
 
-    /// Returns the numbers of the operations of the latest of so many messages, as
-    /// [`Operations::Latest`] has them.
-    pub(super) fn operations(&self, calls: &[u64; abi::NET_CALLS], asked: u64) -> [u64; TOLD] {
-        let mut operations = [0; TOLD];
-        for message in asked.saturating_sub(TOLD as u64)..asked {
-            let number = self.start.wrapping_add(message);
+/// The operations of the latest messages in a direction, as kernels tell of them.
+#[derive(Default)]
+pub(super) struct KnownCalls {
+    /// The messages so far.
+    asked: u64,
+    /// As [`Operations::Latest`] has them.
+    pub(super) operations: [u64; TOLD],
+}
+
+impl KnownCalls {
+    /// Reads those of the messages since the last time, with so many in all. Their numbers begin
+    /// at `start`.
+    pub(super) fn read(&mut self, start: u64, calls: &[u64; abi::NET_CALLS], asked: u64) {
+        for message in self.asked.max(asked.saturating_sub(TOLD as u64))..asked {
+            let number = start.wrapping_add(message);
             let told = word(&calls[(number % abi::NET_CALLS as u64) as usize]);
             let is_of_it = |told: &u64| told >> 48 == number.wrapping_add(1) & 0xffff;
             let told = std::iter::repeat_with(|| told.load(Ordering::Acquire)).take(LOOKS);
             let call = told.into_iter().find(is_of_it).unwrap_or(0);
-            operations[message as usize % TOLD] = call & 0xffff_ffff_ffff;
+            self.operations[message as usize % TOLD] = call & 0xffff_ffff_ffff;
         }
-        operations
+        self.asked = self.asked.max(asked);
     }
 }
 
@@ -122,13 +132,13 @@ impl Edges {
             let (peer, number) = (edge.peer, edge.lane as u32);
             let lane = Lane { peer, number, slot_bytes, header_bytes: HEADER_BYTES };
             edge.carried.get_or_init(Mutex::default);
-            let edges = self.clone();
-            watcher.look_at(lane, Box::new(move || edges.carried(i)));
+            let (edges, mut known) = (self.clone(), Default::default());
+            watcher.look_at(lane, Box::new(move || edges.carried(i, &mut known)));
         }
     }
 
     /// Returns how far the messages of an edge have come: those sent, and those received.
-    fn carried(&self, edge: usize) -> [Carried; 2] {
+    fn carried(&self, edge: usize, known: &mut [KnownCalls; 2]) -> [Carried; 2] {
         let begun = self.begun.lock().unwrap_or_else(|e| e.into_inner());
         let shared = &self.all[edge];
         let carried = shared.carried.get().map(|c| *c.lock().unwrap_or_else(|e| e.into_inner()));
@@ -139,12 +149,14 @@ impl Edges {
         }
         let words = shared.words();
         let wanted = word(&words.wanted).load(Ordering::Acquire).wrapping_sub(shared.start);
-        let of = |carried: Carried, asked, calls| {
-            let operations = Operations::Latest(shared.operations(calls, asked));
-            Carried { operations, ..carried }.up_to(asked)
+        let of = |carried: Carried, asked, known: &mut KnownCalls, calls| {
+            known.read(shared.start, calls, asked);
+            Carried { asked, operations: Operations::Latest(known.operations), ..carried }
+                .up_to(asked)
         };
-        let sent = of(sent, shared.written(), &words.outgoing_calls);
-        [sent, of(received, wanted, &words.incoming_calls)]
+        let [outgoing, incoming] = known;
+        let sent = of(sent, shared.written(), outgoing, &words.outgoing_calls);
+        [sent, of(received, wanted, incoming, &words.incoming_calls)]
     }
 }
 
