@@ -152,5 +152,8 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
 /// Whether an error names two sides of a difference.
 pub fn names_both(error: &Error) -> bool {
     let text = error.to_string();
-    error.code() == Code::InvalidUsage && text.contains("calls differ") && text.contains(" calls ")
+    let differ = text.contains("calls differ") && text.contains(" calls ");
+    // Those that differ only in who begins to send.
+    let both_send = text.contains(" and ") && text.contains("both send to each other");
+    error.code() == Code::InvalidUsage && (differ || both_send)
 }
