@@ -264,10 +264,18 @@ fn advice(error: &std::io::Error, program: &Path) -> String {
         Some(Errno::NOENT) if program.components().count() == 1 && program.exists() => {
             format!("; for the one in this folder write ./{}", program.display())
         }
-        Some(Errno::MFILE) => {
-            "; the launcher needs several for each rank: raise the limit (ulimit -n)".to_owned()
+        _ => more_files(error).to_owned(),
+    }
+}
+
+/// Returns what to do about an error that says that there are too many open files; empty for
+/// others.
+fn more_files(error: &std::io::Error) -> &'static str {
+    match rustix::io::Errno::from_io_error(error) {
+        Some(rustix::io::Errno::MFILE) => {
+            "; the launcher needs several for each rank: raise the limit (ulimit -n)"
         }
-        _ => String::new(),
+        _ => "",
     }
 }
 

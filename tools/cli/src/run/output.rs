@@ -131,7 +131,8 @@ impl<'a> Output<'a> {
                 None if self.options.tag_output == Tag::No => continue,
                 None => {
                     let (writes, reads) = target.channel().map_err(|e| {
-                        Error::Options(format!("no pipe for the output of rank {rank}: {e}"))
+                        let (e, what) = (std::io::Error::from(e), "no pipe for the output of rank");
+                        Error::Options(format!("{what} {rank}: {e}{}", super::more_files(&e)))
                     })?;
                     let (tag, from, line) = (target.tag(rank), Some(reads), Vec::new());
                     self.streams.push(Stream { target, tag, from, line });
