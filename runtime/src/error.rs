@@ -214,7 +214,7 @@ impl From<oxccl_net::Error> for Error {
     }
 }
 
-/// What ranks do whose sends and receives wait for each other.
+/// The advice for ranks whose sends and receives wait for each other.
 pub(crate) const ONE_GROUP: &str = "put what each rank sends and receives into one group \
      (ncclGroupStart, ncclGroupEnd; Group in Go and Python, group in C++, Julia and Rust)";
 

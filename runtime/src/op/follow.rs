@@ -111,7 +111,7 @@ impl Present {
     }
 }
 
-/// What tells how far the messages of a lane have come: those sent, and those received.
+/// A function that returns how far the messages of a lane have come: those sent, those received.
 pub type Look = Box<dyn FnMut() -> [Carried; 2] + Send>;
 
 /// Who has messages followed.

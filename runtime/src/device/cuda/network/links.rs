@@ -1,5 +1,5 @@
-//! What other threads than the proxies know of the edges: counts of messages, the collectives that
-//! kernels have begun, and the operations of messages for who follows these.
+//! The state of the edges for other threads than the proxies: counts of messages, the collectives
+//! that kernels have begun, and the operations of messages for who follows these.
 
 use super::packed::Packed;
 use super::word;
@@ -85,7 +85,7 @@ impl KnownCalls {
     }
 }
 
-/// The state of the edges for other threads than the proxies.
+/// The edges, as other threads than the proxies see them.
 pub struct Edges {
     pub(super) all: Vec<Shared>,
     /// The collectives that kernels have begun, until the network ends.
@@ -151,8 +151,8 @@ impl Edges {
         let wanted = word(&words.wanted).load(Ordering::Acquire).wrapping_sub(shared.start);
         let of = |carried: Carried, asked, known: &mut KnownCalls, calls| {
             known.read(shared.start, calls, asked);
-            Carried { asked, operations: Operations::Latest(known.operations), ..carried }
-                .up_to(asked)
+            let operations = Operations::Latest(known.operations);
+            Carried { operations, ..carried }.up_to(asked)
         };
         let [outgoing, incoming] = known;
         let sent = of(sent, shared.written(), outgoing, &words.outgoing_calls);
