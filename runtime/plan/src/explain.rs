@@ -66,16 +66,7 @@ pub fn messages(
     bytes: u64,
     topology: &Topology,
 ) -> String {
-    let each = bytes / count.max(1);
-    let ends: Vec<_> = (0..count).flat_map(|_| [(each, true), (each, false)]).collect();
-    // A rank alone sends to itself.
-    let (ends, own) = if nranks > 1 { (&ends[..], 0) } else { (&ends[..0], bytes) };
-    let carrier = match (nranks, topology.lines) {
-        (..=1, _) => Carrier::Local,
-        (_, true) => Carrier::Lines,
-        (_, false) => Carrier::Edges,
-    };
-    let cost_us = topology.model.for_buffer(2 * bytes).messages_us(ends, own);
+    let (carrier, cost_us) = message_cost((nranks, count), bytes, topology);
     let (between, carrier) = (between(topology), carrier.name());
     let cut = if count > 1 { format!(" in {count} messages") } else { String::new() };
     let bytes = counted(bytes, "byte", "bytes");
@@ -88,6 +79,46 @@ pub fn messages(
          no plan: each rank's own calls say what goes where\n  {:<16} {carrier:<12} \
          {cost_us:>12.2} us\n",
         "messages"
+    )
+}
+
+/// Returns what carries a group of messages as of [`messages`], and its time by the cost model.
+fn message_cost((nranks, count): (u32, u64), bytes: u64, topology: &Topology) -> (Carrier, f64) {
+    let each = bytes / count.max(1);
+    let ends: Vec<_> = (0..count).flat_map(|_| [(each, true), (each, false)]).collect();
+    // A rank alone sends to itself.
+    let (ends, own) = if nranks > 1 { (&ends[..], 0) } else { (&ends[..0], bytes) };
+    let carrier = match (nranks, topology.lines) {
+        (..=1, _) => Carrier::Local,
+        (_, true) => Carrier::Lines,
+        (_, false) => Carrier::Edges,
+    };
+    (carrier, topology.model.for_buffer(2 * bytes).messages_us(ends, own))
+}
+
+/// Returns what decides how messages go, where their time goes by the cost model, and what each
+/// rank does.
+pub fn message_reasons((nranks, count): (u32, u64), bytes: u64, topology: &Topology) -> String {
+    let (carrier, cost_us) = message_cost((nranks, count), bytes, topology);
+    // A byte for each message, as none of them is left out then.
+    let fixed_us = message_cost((nranks, count), count.min(bytes), topology).1.min(cost_us);
+    let moved = (count as u32, bytes);
+    let work = match nranks {
+        1 => Work { copied: bytes, ..Work::default() },
+        _ => Work { sent: moved, received: moved, ..Work::default() },
+    };
+    format!(
+        " Messages always go {}: nothing is chosen.\n  {:<16} {fixed_us:.2} us for any size + {:.2} \
+         us\n  {:<16} {}\n",
+        match carrier {
+            Carrier::Local => "from a rank's own memory to its own memory",
+            Carrier::Lines => "in lines between GPUs that reach each other's memory",
+            _ => "by edges, each between two ranks",
+        },
+        "messages",
+        cost_us - fixed_us,
+        "",
+        work.text(),
     )
 }
 

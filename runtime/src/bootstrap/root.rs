@@ -190,12 +190,16 @@ impl Machine {
             && known != n
         {
             let name = self.name(rank);
-            let why = format!("rank {name} says nranks is {n}, the others say {known}");
+            let why = format!(
+                "rank {name} says nranks is {n}, the others say {known}; give all ranks one number"
+            );
             return self.fail(NOBODY, false, &why);
         }
         if let Some(other) = before {
             let name = self.name(rank);
-            let why = format!("rank {name} is claimed by {other} and by {address}");
+            let why = format!(
+                "rank {name} is claimed by {other} and by {address}; give each process another rank"
+            );
             return self.fail(NOBODY, false, &why);
         }
         self.nranks = Some(n);

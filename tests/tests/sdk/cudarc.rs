@@ -80,9 +80,19 @@ fn a_program_reduces_with_it_in_host_memory() {
     build.current_dir(&folder).args(["build", "--quiet", "--offline"]);
     succeed(build.env("CARGO_PROFILE_DEV_DEBUG", "0").env_remove("CARGO_TARGET_DIR"));
     // It looks for libnccl.so where the loader does.
-    let mut program = Command::new(folder.join("target/debug/program"));
-    let text = succeed(program.env("OXCCL_DEVICE", "host"));
-    for rank in ["rank 0 is right", "rank 1 is right"] {
-        assert!(text.contains(rank), "{text}");
+    let reduces = |end: fn(&mut Command) -> (Option<i32>, String), libraries: &Path| {
+        let mut program = Command::new(folder.join("target/debug/program"));
+        program.env("OXCCL_DEVICE", "host").env("LD_LIBRARY_PATH", libraries);
+        let (status, text) = end(&mut program);
+        let right = ["rank 0 is right", "rank 1 is right"].map(|rank| text.contains(rank));
+        assert_eq!((status, right), (Some(0), [true; 2]), "{text}");
+    };
+    reduces(|program| crate::run(prefix(), program), &libraries(prefix()));
+    if have("python3") {
+        let wheel = xtask::wheel::wheel(Path::new(ROOT), prefix(), &folder, None);
+        let mut unpack = Command::new("python3");
+        unpack.args(["-m", "zipfile", "-e"]).arg(wheel.expect("it is made")).arg(&folder);
+        succeed(&mut unpack);
+        reduces(crate::watch, &folder.join("oxccl"));
     }
 }

@@ -105,6 +105,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             None => {
                 let shape = (options.ranks, kind.messages());
                 print!("{}", explain::messages(kind.name(), shape, options.bytes, &topology));
+                if options.explain {
+                    print!("{}", explain::message_reasons(shape, options.bytes, &topology));
+                }
             }
         }
     }

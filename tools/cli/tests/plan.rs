@@ -42,6 +42,10 @@ fn plans_of_all_collectives_are_shown_and_the_way_of_messages() {
         let plan = |kind| oxccl(&[], &["plan", kind, "-b", "8", "--device", "host"]).out;
         assert!(plan(alias).starts_with(&format!("{name} of 8 bytes ")), "{}", plan(alias));
     }
+    let explained = ["plan", "sendrecv_many", "-b", "1M", "--device", "host", "--explain"];
+    let Ended { code, out, err } = oxccl(&[], &explained);
+    let told = ["us for any size + ", "sends 1 MiB in 64 messages, receives 1 MiB in 64 messages"];
+    assert!(code == Some(0) && told.iter().all(|text| out.contains(text)), "{out}{err}");
     let of_rank = |rank| ["plan", "all_reduce", "-n", "4", "--device", "host", "--program", rank];
     let Ended { code, out, .. } = oxccl(&[], &of_rank("3"));
     assert!(code == Some(0) && out.contains("program of rank 3 of "), "{out}");

@@ -69,7 +69,12 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             }
             run::start(&run::Options::plain(processes * libraries, options.pin, program))
         }
-        Some(launch) => member(options, &launch, libraries),
+        Some(launch) => {
+            if options.ranks.is_some() || options.ranks_by.is_some() {
+                run::end_parent_with_reader();
+            }
+            member(options, &launch, libraries)
+        }
         None => {
             let alone = Launch {
                 rank: 0,

@@ -78,6 +78,24 @@ pub(crate) fn end_with_reader() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// The time in ms that a rank waits to end with its parent, which a launcher of the user's may not do.
+const WITH_PARENT_MS: libc::c_int = 1000;
+
+/// Makes the parent, which has started this rank for a command of its own, end when nobody reads the
+/// output any more. All ranks end with it, before any of them could tell of the others' ends.
+pub(crate) fn end_parent_with_reader() {
+    extern "C" fn end_all(signal: libc::c_int) {
+        // SAFETY: the calls are safe in a handler. The kernel kills this process with its parent.
+        unsafe {
+            libc::kill(libc::getppid(), signal);
+            libc::poll(ptr::null_mut(), 0, WITH_PARENT_MS);
+            libc::_exit(128 + signal);
+        }
+    }
+    // SAFETY: the handler makes only calls that are safe in one.
+    unsafe { libc::signal(libc::SIGPIPE, end_all as *const () as libc::sighandler_t) };
+}
+
 fn is_ignored(signal: Signal) -> bool {
     // SAFETY: all zeros is a value of this type, and it can be written; nothing is changed.
     unsafe {
