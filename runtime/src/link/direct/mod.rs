@@ -22,7 +22,8 @@ pub const PACKETS: usize = 147;
 /// of them: 2 KiB for one reader. The more readers, the more the fetches hold up what they read
 /// meanwhile (`docs/results/host-small-2026-11-26.md`).
 const FETCHED: usize = 40;
-
+/// Lines that are fetched for writing together; a core has some ten under way at a time.
+const TOGETHER: usize = 8;
 /// The most bytes that a rank can publish in packets: a little over 8 KiB.
 pub const PACKET_BYTES: usize = PACKETS * PACKET_DATA;
 /// Bytes of one of a rank's two stage slots.
@@ -403,7 +404,14 @@ impl Segment {
         len: usize,
         epoch: u64,
     ) {
-        for line in 0..len.div_ceil(PACKET_DATA) {
+        let lines = len.div_ceil(PACKET_DATA);
+        for line in 0..lines {
+            if line % TOGETHER == 0 {
+                // Stores wait for one line after the other.
+                for next in line..lines.min(line + TOGETHER) {
+                    fetch_for_writing(&self.packet(local, slot, next)[0]);
+                }
+            }
             let at = line * PACKET_DATA;
             let bytes = PACKET_DATA.min(len - at);
             let words = self.packet(local, slot, line);

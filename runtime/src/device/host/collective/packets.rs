@@ -1,7 +1,7 @@
 //! Small one-shot plans. The published data fits cache lines that carry their own signal.
 
 use super::{Poll, VisitState};
-use crate::device::host::worker::crowded;
+use crate::device::host::worker::{crowded, ranks_per_processor};
 use crate::error::Quick;
 use crate::link::direct::PACKET_BYTES;
 use oxccl_plan::Slice;
@@ -72,16 +72,23 @@ impl VisitState<'_> {
         if self.state.unpacked.len() < nranks as usize * words {
             self.state.unpacked.resize(nranks as usize * words, 0);
         }
-        for peer in 0..nranks {
-            let to: *mut u8 = self.state.unpacked[peer as usize * words..].as_mut_ptr().cast();
-            srcs[peer as usize] = to;
-            if peer == rank || (peer as usize) < self.run.cursor {
+        // Each rank starts with another peer, so that not all of them ask for the same line at once.
+        // Ranks that take turns on a processor do not ask at once.
+        let first = if ranks_per_processor(nranks as usize) > 1 { 0 } else { rank + 1 };
+        while self.run.cursor < nranks as usize {
+            let peer = (first + self.run.cursor as u32) % nranks;
+            if peer == rank {
+                self.run.cursor += 1;
                 continue;
             }
+            let to: *mut u8 = self.state.unpacked[peer as usize * words..].as_mut_ptr().cast();
             if !self.unpack(peer, src, to)? {
                 return Ok(Poll::Wait(peer));
             }
-            self.run.cursor = peer as usize + 1;
+            self.run.cursor += 1;
+        }
+        for (peer, from) in srcs.iter_mut().enumerate().take(nranks as usize) {
+            *from = self.state.unpacked[peer * words..].as_ptr().cast();
         }
         Ok(Poll::Ready)
     }
