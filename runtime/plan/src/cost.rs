@@ -57,8 +57,8 @@ pub struct CostModel {
 impl CostModel {
     /// Ranks on one host that share memory. Fitted to all-reduces of 2, 4 and 8 ranks on a Xeon
     /// with 16 cores, every algorithm forced in turn (`docs/results/host-2026-11-21.md`), and for
-    /// lines that change hands to 2 AMD processors (`docs/results/host-choices-2026-11-25.md`); a look
-    /// at a signal as a bare exchange of 4, 8 and 16 ranks (`docs/results/host-bare-2026-11-28.md`).
+    /// lines that change hands to 2 AMD processors (`docs/results/host-choices-2026-11-25.md`); a
+    /// look at a signal between that and a bare exchange (`docs/results/host-bare-2026-11-28.md`).
     pub const SHARED_MEMORY: CostModel = CostModel {
         latency_us: 0.15,
         signal_us: 0.02,

@@ -78,11 +78,11 @@ pub(crate) fn end_with_reader() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// The time in ms that a rank waits to end with its parent, which a launcher of the user's may not do.
+/// The time in ms that a rank waits to end with its parent, which another launcher may not do.
 const WITH_PARENT_MS: libc::c_int = 1000;
 
-/// Makes the parent, which has started this rank for a command of its own, end when nobody reads the
-/// output any more. All ranks end with it, before any of them could tell of the others' ends.
+/// Makes the parent, which has started this rank for a command of its own, end when nobody reads
+/// the output any more. All ranks end with it, before any of them could tell of the others' ends.
 pub(crate) fn end_parent_with_reader() {
     extern "C" fn end_all(signal: libc::c_int) {
         // SAFETY: the calls are safe in a handler. The kernel kills this process with its parent.

@@ -72,8 +72,8 @@ impl VisitState<'_> {
         if self.state.unpacked.len() < nranks as usize * words {
             self.state.unpacked.resize(nranks as usize * words, 0);
         }
-        // Each rank starts with another peer, so that not all of them ask for the same line at once.
-        // Ranks that take turns on a processor do not ask at once.
+        // Each rank starts with another peer, so that not all ask for the same line at once. Those
+        // that take turns on a processor do not in any case.
         let first = if ranks_per_processor(nranks as usize) > 1 { 0 } else { rank + 1 };
         while self.run.cursor < nranks as usize {
             let peer = (first + self.run.cursor as u32) % nranks;

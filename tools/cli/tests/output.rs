@@ -1,0 +1,62 @@
+//! What commands show on a terminal, and to readers that have enough.
+
+use oxccl_tests::job::bind_to_parent;
+use oxccl_tests::missing;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
+
+/// A command that dies with the test, and after two minutes.
+fn timed(program: &str) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", "120", program]).env("OXCCL", OXCCL).stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_reader_that_has_enough_ends_the_command_silently() {
+    let all = "\"$OXCCL\" plan all --explain | head -n 1; \"$OXCCL\" env | head -n 1; \
+               \"$OXCCL\" perf all --ranks 2 --device host -e 64 -n 1 | head -n 1; \
+               \"$OXCCL\" perf all --device host -e 64 -n 1 | head -n 1";
+    let mut command = timed("sh");
+    let ended = bind_to_parent(command.args(["-c", all])).output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&ended.stdout), text(&ended.stderr));
+    assert!(ended.status.success() && out.lines().count() == 4, "{out}{err}");
+    assert_eq!(err, "");
+}
+
+/// A command and what it has started; killed when this is dropped.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_terminal_shows_what_is_measured_while_it_takes_long() {
+    if let Err(e) = Command::new("script").arg("--version").output() {
+        return missing("script", &e.to_string());
+    }
+    // So many calls take minutes on any machine; nothing waits for their end.
+    let line = "exec \"$OXCCL\" perf all_reduce --device host --ranks 2 -b 8M -e 8M -n 1000000";
+    let mut command = timed("script");
+    command.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+    command.env("SHELL", "/bin/sh").process_group(0).stdout(Stdio::piped());
+    let script = bind_to_parent(&mut command).spawn();
+    let mut script = Group(script.expect("it starts"));
+    let mut terminal = script.0.stdout.take().expect("a pipe");
+    let (mut shown, mut part) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&shown).contains("measuring 8388608 bytes … ") {
+        let n = terminal.read(&mut part).expect("what the terminal shows");
+        assert!(n > 0, "it ended: {}", String::from_utf8_lossy(&shown));
+        shown.extend_from_slice(&part[..n]);
+    }
+}
