@@ -102,24 +102,26 @@ pub fn message_reasons((nranks, count): (u32, u64), bytes: u64, topology: &Topol
     let (carrier, cost_us) = message_cost((nranks, count), bytes, topology);
     // A byte for each message, as none of them is left out then.
     let fixed_us = message_cost((nranks, count), count.min(bytes), topology).1.min(cost_us);
-    let moved = (count as u32, bytes);
+    let moved = (u32::try_from(count).unwrap_or(u32::MAX), bytes);
     let work = match nranks {
         1 => Work { copied: bytes, ..Work::default() },
         _ => Work { sent: moved, received: moved, ..Work::default() },
     };
-    format!(
-        " Messages always go {}: nothing is chosen.\n  {:<16} {fixed_us:.2} us for any size + {:.2} \
-         us\n  {:<16} {}\n",
-        match carrier {
-            Carrier::Local => "from a rank's own memory to its own memory",
-            Carrier::Lines => "in lines between GPUs that reach each other's memory",
-            _ => "by edges, each between two ranks",
-        },
-        "messages",
-        cost_us - fixed_us,
-        "",
-        work.text(),
-    )
+    let way = match carrier {
+        Carrier::Local => "from a rank's own memory to its own memory",
+        Carrier::Lines => "in lines between GPUs that reach each other's memory",
+        _ => "by edges, each between two ranks",
+    };
+    let bytes_us = cost_us - fixed_us;
+    let mut text = format!(
+        " Messages always go {way}: nothing is chosen.\n  {:<16} {fixed_us:.2} us for any size + \
+         {bytes_us:.2} us\n",
+        "messages"
+    );
+    if bytes > 0 {
+        let _ = writeln!(text, "  {:<16} {}", "", work.text());
+    }
+    text
 }
 
 /// Returns the candidates `of` a policy; of all algorithms where those that it selects need other

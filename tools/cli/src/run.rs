@@ -15,7 +15,7 @@ use output::{Output, Showing};
 use oxccl_runtime::bootstrap::{self, rendezvous};
 use secret::SecretFile;
 use signals::Signals;
-pub(crate) use signals::{end_parent_with_reader, end_with_reader};
+pub(crate) use signals::{end_job_with_reader, end_with_reader};
 use std::ffi::OsString;
 use std::fmt;
 use std::io::IsTerminal;

@@ -5,6 +5,7 @@ use oxccl_tests::missing;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
@@ -13,6 +14,7 @@ const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
 fn timed(program: &str) -> Command {
     let mut command = Command::new("timeout");
     command.args(["-k", "1", "120", program]).env("OXCCL", OXCCL).stdin(Stdio::null());
+    command.env_remove("NCCL_DEBUG");
     command
 }
 
@@ -27,6 +29,28 @@ fn a_reader_that_has_enough_ends_the_command_silently() {
     let (out, err) = (text(&ended.stdout), text(&ended.stderr));
     assert!(ended.status.success() && out.lines().count() == 4, "{out}{err}");
     assert_eq!(err, "");
+}
+
+#[test]
+fn a_reader_that_has_enough_ends_the_ranks_and_nothing_else() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("reader");
+    // It may be there from the last run.
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    // The ranks of the first log while they meet, and their launcher has a file with a secret. The
+    // second is a rank of the shell's.
+    let all = "NCCL_DEBUG=INFO \"$OXCCL\" perf all --ranks 2 --device host -e 64 2>&1 | head -n 1; \
+               export OXCCL_RANK=0 OXCCL_NRANKS=1; \
+               (\"$OXCCL\" perf all --ranks 1 --device host -e 64; echo ended with $? >&2) | \
+               head -n 1";
+    let mut command = timed("sh");
+    command.args(["-c", all]).env("TMPDIR", &folder);
+    let ended = bind_to_parent(&mut command).output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&ended.stdout), text(&ended.stderr));
+    assert!(out.lines().count() == 2 && err.ends_with("ended with 141\n"), "{out}{err}");
+    let left: Vec<_> = std::fs::read_dir(&folder).expect("the folder").collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// A command and what it has started; killed when this is dropped.

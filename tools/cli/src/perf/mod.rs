@@ -63,15 +63,16 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             })?;
             let mut program = vec![own.into_os_string()];
             program.extend(std::env::args_os().skip(1));
+            // Behind the name of this command.
+            program.insert(2, format!("--launcher={}", std::process::id()).into());
             if let Some(reason) = reason {
-                // Behind the name of this command.
                 program.insert(2, format!("--ranks-by={reason}").into());
             }
             run::start(&run::Options::plain(processes * libraries, options.pin, program))
         }
         Some(launch) => {
-            if options.ranks.is_some() || options.ranks_by.is_some() {
-                run::end_parent_with_reader();
+            if let Some(launcher) = options.launcher {
+                run::end_job_with_reader(launcher);
             }
             member(options, &launch, libraries)
         }

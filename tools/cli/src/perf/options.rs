@@ -241,6 +241,9 @@ pub(crate) struct Options {
     /// Why there are so many processes, of which this is one, where the user did not say how many.
     #[arg(long, hide = true)]
     pub(crate) ranks_by: Option<String>,
+    /// The process that has started this one for `--ranks`, or without it.
+    #[arg(long, hide = true)]
+    pub(crate) launcher: Option<i32>,
     /// Bind process i to processor i.
     #[arg(long)]
     pub(crate) pin: bool,

@@ -143,6 +143,7 @@ impl Job {
             };
             match self.signals.take(limit) {
                 Some(signal) if signal == Signal::TSTP => self.stop(),
+                Some(signal) if signal == Signal::PIPE => return self.end_with_reader(),
                 Some(signal) => self.forward(signal),
                 None => {}
             }
@@ -276,14 +277,26 @@ impl Job {
         }
     }
 
+    /// Ends the job without a word, as nobody reads its output any more; returns its exit code.
+    fn end_with_reader(&mut self) -> ExitCode {
+        let code = 128 + Signal::PIPE.as_raw() as u8;
+        self.end_within(code, Duration::ZERO);
+        self.kill_all();
+        ExitCode::from(code)
+    }
+
     /// Kills the ranks and all processes that they have started. Blocks for some seconds at most.
     pub(super) fn kill(&mut self) {
         self.end_within(1, Duration::ZERO);
-        self.signalled.get_or_insert_with(Instant::now);
         self.tell_later();
         if !self.ranks.is_empty() {
             say(&format!("killing the ranks that still run ({})", self.running()));
         }
+        self.kill_all();
+    }
+
+    fn kill_all(&mut self) {
+        self.signalled.get_or_insert_with(Instant::now);
         let limit = Deadline::new(LAST, &Cancel::default());
         loop {
             self.tell(Signal::KILL);

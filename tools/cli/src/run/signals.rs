@@ -4,6 +4,7 @@ use rustix::process::Signal;
 use std::io;
 use std::mem::zeroed;
 use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 /// The signals that are passed on to the ranks.
@@ -41,7 +42,7 @@ impl Signals {
         }
         // With SIGTTIN blocked, a read of the terminal in the background fails, and does not stop
         // this process.
-        let others = [Signal::CHILD, Signal::TSTP, Signal::TTIN];
+        let others = [Signal::CHILD, Signal::TSTP, Signal::TTIN, Signal::PIPE];
         for signal in FORWARDED.iter().map(|(signal, _)| *signal).chain(others) {
             if !is_ignored(signal) {
                 // SAFETY: the set was made empty before.
@@ -71,29 +72,35 @@ impl Signals {
     }
 }
 
-/// Makes this process end when nobody reads its output any more, as other commands do. The
-/// launcher does not: it has ranks to end.
+/// Makes this process end when nobody reads its output any more, as other commands do. `oxccl run`
+/// does not: it has ranks to end.
 pub(crate) fn end_with_reader() {
     // SAFETY: no thread has been started, and nothing here relies on a write that fails.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// The time in ms that a rank waits to end with its parent, which another launcher may not do.
-const WITH_PARENT_MS: libc::c_int = 1000;
+/// The time in ms that a rank waits to be ended by its launcher.
+const WAIT_MS: libc::c_int = 1000;
 
-/// Makes the parent, which has started this rank for a command of its own, end when nobody reads
-/// the output any more. All ranks end with it, before any of them could tell of the others' ends.
-pub(crate) fn end_parent_with_reader() {
-    extern "C" fn end_all(signal: libc::c_int) {
-        // SAFETY: the calls are safe in a handler. The kernel kills this process with its parent.
+/// The launcher of a command of its own, as told by it to this rank.
+static LAUNCHER: AtomicI32 = AtomicI32::new(0);
+
+/// Makes the launcher, if it is this process's parent, end all ranks when nobody reads the output
+/// any more, before any of them could tell of the others' ends.
+pub(crate) fn end_job_with_reader(launcher: i32) {
+    extern "C" fn tell(signal: libc::c_int) {
+        // SAFETY: the calls are safe in a handler.
         unsafe {
-            libc::kill(libc::getppid(), signal);
-            libc::poll(ptr::null_mut(), 0, WITH_PARENT_MS);
+            if libc::getppid() == LAUNCHER.load(Ordering::Relaxed) {
+                libc::kill(libc::getppid(), signal);
+                libc::poll(ptr::null_mut(), 0, WAIT_MS);
+            }
             libc::_exit(128 + signal);
         }
     }
+    LAUNCHER.store(launcher, Ordering::Relaxed);
     // SAFETY: the handler makes only calls that are safe in one.
-    unsafe { libc::signal(libc::SIGPIPE, end_all as *const () as libc::sighandler_t) };
+    unsafe { libc::signal(libc::SIGPIPE, tell as *const () as libc::sighandler_t) };
 }
 
 fn is_ignored(signal: Signal) -> bool {
