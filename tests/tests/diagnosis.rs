@@ -272,7 +272,7 @@ fn ranks_that_send_to_each_other_before_they_receive_are_told_to_use_a_group() {
     let standstill = Standstill { nranks: 2, how: "cross", victim: 1, calls: 3, root: 0 };
     let (verdict, _) = standstill.play(Cause::Deadlock, &[0, 1]);
     has(&verdict.text, &["(operation 3, to rank 0", "(operation 3, to rank 1", "in a circle"]);
-    has(&verdict.text, &["into one group (ncclGroupStart, ncclGroupEnd; Group in Go"]);
+    has(&verdict.text, &["into one call or group (ncclGroupStart, ncclGroupEnd; SendRecv"]);
 }
 
 #[test]

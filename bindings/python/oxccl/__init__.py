@@ -172,6 +172,9 @@ class _Owner:
         # Not at the end of the process: the library may be gone then.
         weakref.finalize(self, end, place).atexit = False
 
+    def __repr__(self) -> str:
+        return f"<oxccl.{type(self).__name__} at {id(self):#x}>"
+
 
 class Event(_Owner):
     """A mark in a stream."""
@@ -366,6 +369,9 @@ class UniqueId:
             raise ValueError(f"an id has {ctypes.sizeof(self._raw)} bytes; got {len(data)}")
         else:
             ctypes.memmove(ctypes.byref(self._raw), bytes(data), len(data))
+
+    def __repr__(self) -> str:
+        return "<oxccl.UniqueId>"
 
     def __bytes__(self) -> bytes:
         return ctypes.string_at(ctypes.byref(self._raw), ctypes.sizeof(self._raw))

@@ -86,7 +86,8 @@ def _close_all():
         bound(place)
     for place in places:
         bound(place)
-        # Nobody is left to be told of an error; the library has logged it.
-        _c.ncclCommDestroy(place)
+        # No exception could be caught any more.
+        if _c.ncclCommDestroy(place) != ncclResult_t.ncclSuccess:
+            print(f"oxccl: at the end of the process: {_last_error(_c.oxcclLastError)}", file=sys.stderr)
         # Exit handlers that run later find it ended.
         place.value = None

@@ -639,6 +639,7 @@ def interface():
     for wrong in ("mean", 2, None):
         expect_error(ValueError, f"op is {wrong!r}; expected", lambda: comm.all_reduce(np.zeros(3), op=wrong))
     assert repr(comm) == "<oxccl.Comm, rank 0 of 1>"
+    assert repr(oxccl.UniqueId()) == "<oxccl.UniqueId>" and repr(oxccl.Stream()).startswith("<oxccl.Stream at 0x")
     for name in ("rank", "size"):
         expect_error(AttributeError, "", lambda: setattr(comm, name, 5))
     with comm.multiplied_sum(np.float64(2)) as double:

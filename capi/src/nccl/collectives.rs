@@ -11,6 +11,7 @@ use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::device::Stream;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
+use oxccl_runtime::log::{self, Level, Subsystem};
 use oxccl_runtime::op::{Call, Transfer};
 use oxccl_twin::twin;
 use std::ffi::{c_int, c_void};
@@ -85,6 +86,14 @@ impl Arguments {
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
         let stream = comm.stream(self.stream as usize, function)?;
+        let op = if self.op.is_some() { op.name() } else { "none" };
+        let Call { count, dtype, .. } = call;
+        log_call(function, &comm, (self.comm, self.stream), || {
+            let (from, to, dtype) = (self.input, self.output, dtype.name());
+            format!(
+                "sendbuff {from:p} recvbuff {to:p} count {count} datatype {dtype} op {op} root {root}"
+            )
+        });
         to(&comm, &call, stream)
     }
 
@@ -94,6 +103,23 @@ impl Arguments {
             Collective::ReduceScatter => "recvcount",
             _ => "count",
         }
+    }
+}
+
+/// Logs a call, if such calls are logged, as NCCL does: with its arguments, which `arguments` returns,
+/// and its communicator.
+#[inline]
+fn log_call(
+    function: &str,
+    comm: &objects::Called,
+    (handle, stream): (ncclComm_t, cudaStream_t),
+    arguments: impl FnOnce() -> String,
+) {
+    if log::enabled(Level::Info, Subsystem::Coll) {
+        let (nranks, arguments) = (comm.nranks(), arguments());
+        let text =
+            format!("{function}: {arguments} comm {handle:p} [nranks={nranks}] stream {stream:p}");
+        log::line_of(Some(comm.rank()), Level::Info, Subsystem::Coll, &text);
     }
 }
 
@@ -122,13 +148,19 @@ fn transfer(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> Result<()> {
+    let handles = (comm, stream);
     let comm = objects::comm(comm, function)?;
     comm.check()?;
     let dtype = convert::dtype(dtype, function)?;
     let peer = convert::rank(peer, comm.nranks(), function, "peer")?;
     let stream = comm.stream(stream as usize, function)?;
     let bytes = bytes(function, "count", count, dtype, 1)?;
-    convert::buffer(data, bytes, function, if send { "sendbuff" } else { "recvbuff" })?;
+    let buffer = if send { "sendbuff" } else { "recvbuff" };
+    convert::buffer(data, bytes, function, buffer)?;
+    log_call(function, &comm, handles, || {
+        let dtype = dtype.name();
+        format!("{buffer} {data:p} count {count} datatype {dtype} peer {peer}")
+    });
     let transfer = Transfer { peer, send, data: data.cast(), bytes, dtype };
     group::transfer(&comm, transfer, stream)
 }

@@ -45,6 +45,9 @@ fn who_ends_first_without_closing_is_not_lost_to_the_others_but_after_an_excepti
     };
     let broken = "comm.rank == 1 && error(\"broken\"); Barrier(comm)";
     expect_ends(program, "comm.rank == 0 && sleep(1)", broken);
+    let (status, text) = program("comm.rank == 0 && Send(ones(1), comm; dest = 1)");
+    let told = text.contains("at the end of the process: rank 0 has sent to rank 1");
+    assert_eq!((status, told), (Some(0), true), "{text}");
 }
 
 #[test]

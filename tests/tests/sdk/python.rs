@@ -57,6 +57,9 @@ fn who_ends_first_without_closing_is_not_lost_to_the_others_but_after_an_excepti
     };
     let broken = "comm.rank != 1 or 1 / 0\ncomm.all_reduce(x)";
     expect_ends(program, "time.sleep(1 if comm.rank == 0 else 0)", broken);
+    let (status, text) = program("comm.rank != 0 or comm.send(x, 1)");
+    let told = text.contains("at the end of the process: rank 0 has sent to rank 1");
+    assert_eq!((status, told), (Some(0), true), "{text}");
 }
 
 #[test]

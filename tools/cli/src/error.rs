@@ -75,6 +75,15 @@ pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("oxccl: {text}\n").as_bytes());
 }
 
+/// Writes to the standard output; where that fails, as on a full disk, ends this process with a line
+/// that says so.
+pub(crate) fn print(text: std::fmt::Arguments<'_>) {
+    if let Err(error) = std::io::stdout().write_fmt(text) {
+        say(&format!("standard output: {error}"));
+        std::process::exit(1);
+    }
+}
+
 /// Returns a new file for an option's value, of which `-` is the standard output.
 pub(crate) fn writer(path: &str) -> Result<Box<dyn Write>> {
     if path == "-" {

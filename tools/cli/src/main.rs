@@ -1,5 +1,16 @@
 //! The `oxccl` command.
 
+/// As that of the standard library, but for what cannot be written.
+macro_rules! print {
+    ($($text:tt)*) => { $crate::error::print(format_args!($($text)*)) };
+}
+
+/// As that of the standard library, but for what cannot be written.
+macro_rules! println {
+    () => { print!("\n") };
+    ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
+}
+
 mod api;
 mod doctor;
 mod env;

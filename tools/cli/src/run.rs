@@ -194,8 +194,8 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
         }
     };
     let code = job.wait();
-    showing.into_iter().for_each(Showing::finish);
-    Ok(code)
+    let whole = showing.is_none_or(Showing::finish);
+    Ok(if whole || code != ExitCode::SUCCESS { code } else { ExitCode::FAILURE })
 }
 
 fn spawn(

@@ -45,8 +45,16 @@ pub(crate) fn main(options: &Options, mut command: clap::Command) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a manual page with the sections in which readers look for what the end of the help has.
+/// Returns a manual page with the sections in which readers look for what the end of the help has,
+/// and with the name and version of this program in its footer.
 fn in_sections(mut page: String) -> String {
+    if let Some(begin) = page.find(".TH ")
+        && let Some(length) = page[begin..].find('\n')
+    {
+        let name = page[begin..].split(' ').nth(1).unwrap_or_default();
+        let title = format!(".TH {name} 1 \"\" \"oxccl {}\"", env!("CARGO_PKG_VERSION"));
+        page.replace_range(begin..begin + length, &title);
+    }
     for (text, section) in [
         (".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n"),
         ("\nEnvironment: ", "\n.SH ENVIRONMENT\n"),
@@ -104,6 +112,8 @@ mod tests {
                 assert!(is_there, "{}: no {part}: {text}", path.display());
             }
             assert!(!text.contains("EXTRA"), "{text}");
+            let footer = concat!(" 1 \"\" \"oxccl ", env!("CARGO_PKG_VERSION"), "\"\n");
+            assert!(text.contains(footer), "{text}");
             names.push(path.file_stem().expect("a name").to_string_lossy().into_owned());
         }
         names.sort();

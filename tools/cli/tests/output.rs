@@ -53,6 +53,48 @@ fn a_reader_that_has_enough_ends_the_ranks_and_nothing_else() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Runs a line of the shell; its exit code, and what it printed.
+fn shell(line: &str) -> (Option<i32>, String, String) {
+    let mut command = timed("sh");
+    let ended = bind_to_parent(command.args(["-c", line])).output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (ended.status.code(), text(&ended.stdout), text(&ended.stderr))
+}
+
+#[test]
+fn what_cannot_be_written_is_an_error() {
+    let full = "No space left on device (os error 28)\n";
+    for command in ["plan all_reduce", "doctor --no-pairs", "perf all_reduce --ranks 1 -e 8 -n 1"] {
+        let (code, _, err) = shell(&format!("OXCCL_DEVICE=host \"$OXCCL\" {command} >/dev/full"));
+        assert_eq!(code, Some(1), "{command}: {err}");
+        assert!(err.contains(&format!("oxccl: standard output: {full}")), "{command}: {err}");
+    }
+    let (code, _, err) = shell("\"$OXCCL\" run -n 2 echo hi >/dev/full");
+    assert_eq!((code, err), (Some(1), format!("oxccl: what the ranks write is lost: {full}")));
+}
+
+#[test]
+fn calls_are_logged_where_that_is_asked_for() {
+    let log = |kind: &str, subsystems: &str| {
+        let variables = format!("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS={subsystems}");
+        let options = "--ranks 2 --device host -b 8 -e 8 -n 1 -w 0";
+        let (code, out, err) = shell(&format!("{variables} \"$OXCCL\" perf {kind} {options}"));
+        assert_eq!(code, Some(0), "{out}{err}");
+        out + &err
+    };
+    let text = log("reduce", "COLL");
+    for rank in 0..2 {
+        let prefix = format!(", rank {rank}] OXCCL INFO ncclReduce: sendbuff 0x");
+        let of_rank = text.lines().find(|line| line.contains(&prefix)).expect("a line");
+        let told = ["count 2 datatype float op sum root 0 comm 0x", " [nranks=2] stream 0x"];
+        assert!(told.iter().all(|part| of_rank.contains(part)), "{of_rank}");
+    }
+    let text = log("sendrecv", "COLL");
+    let receives = " OXCCL INFO ncclRecv: recvbuff 0x";
+    assert!(text.contains(receives) && text.contains("count 2 datatype float peer 1"), "{text}");
+    assert!(!log("reduce", "INIT").contains("ncclReduce: "));
+}
+
 /// A command and what it has started; killed when this is dropped.
 struct Group(Child);
 

@@ -62,7 +62,8 @@ function hint(io, e, types, keywords)
     e.f === Comm && print(io, "\nComm() makes the communicator of the ranks that a launcher has started; Comm(size, id, rank) takes a UniqueId that all ranks have.")
     e.f isa Function && parentmodule(e.f) === OxCCL || return
     collective = nameof(e.f) in (:Allreduce!, :Reduce!, :Allgather!, :Reduce_scatter!, :Alltoall!, :Gather!, :Scatter!)
-    if collective && !isempty(types) && first(types) <: Union{Number,AbstractString,Tuple}
+    collective |= nameof(e.f) in (:Allreduce, :Reduce) && !isempty(types) && !(first(types) <: Number)
+    if collective && !isempty(types) && !(first(types) <: AbstractArray)
         print(io, "\n$(nameof(e.f)) takes arrays; got a $(first(types)). Allreduce, Reduce and others without ! take a number, too.")
         return
     end

@@ -33,6 +33,13 @@ function close_all(status = 0)
             # Other tasks have nothing to do any more.
             Libc.systemsleep(0.001)
         end
-        state_of(handle) == Cint(ncclSuccess) && ncclCommDestroy(handle)
+        state = state_of(handle)
+        if state != Cint(ncclSuccess)
+            # Nothing could be caught any more.
+            failure = last_error(state, info -> oxcclCommLastError(handle, info))
+            println(stderr, "OxCCL: at the end of the process: ", failure.text)
+        elseif ncclCommDestroy(handle) != Cint(ncclSuccess)
+            println(stderr, "OxCCL: at the end of the process: ", last_error(state, oxcclLastError).text)
+        end
     end
 end

@@ -6,7 +6,7 @@
 //! them all, and writes each line at once.
 
 use super::{Options, Tag};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, say};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -105,7 +105,8 @@ pub(super) struct Output<'a> {
 
 /// The thread that shows lines, until the ranks have ended.
 pub(super) struct Showing {
-    thread: JoinHandle<()>,
+    /// Returns whether nothing was lost.
+    thread: JoinHandle<bool>,
     /// Closing this tells the thread that the ranks have ended.
     end: OwnedFd,
 }
@@ -155,18 +156,22 @@ impl<'a> Output<'a> {
         let failed = |e: std::io::Error| Error::Options(format!("no thread for the output: {e}"));
         let ended = rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
         let (ended, end) = ended.map_err(|e| failed(e.into()))?;
-        let mut lines = Lines { streams: self.streams, unfinished: None };
-        let thread = std::thread::Builder::new().spawn(move || lines.show(&ended));
+        let mut lines = Lines { streams: self.streams, unfinished: None, lost: false };
+        let thread = std::thread::Builder::new().spawn(move || {
+            lines.show(&ended);
+            !lines.lost
+        });
         Ok(Some(Showing { thread: thread.map_err(failed)?, end }))
     }
 }
 
 impl Showing {
-    /// Waits until everything is shown that the ranks have written. All of them have ended.
-    pub(super) fn finish(self) {
+    /// Waits until everything is shown that the ranks have written. All of them have ended. Returns
+    /// whether nothing was lost.
+    pub(super) fn finish(self) -> bool {
         drop(self.end);
         // A panic has been reported.
-        let _ = self.thread.join();
+        self.thread.join().unwrap_or(false)
     }
 }
 
@@ -180,6 +185,8 @@ struct Lines {
     streams: Vec<Stream>,
     /// The stream whose line was shown last and has not ended.
     unfinished: Option<usize>,
+    /// Whether a line was lost for another reason than that nobody reads any more.
+    lost: bool,
 }
 
 impl Lines {
@@ -290,9 +297,13 @@ impl Lines {
             }
             Target::Err => std::io::stderr().lock().write_all(bytes),
         };
-        if written.is_err() {
+        if let Err(error) = written {
             stream.from = None;
             stream.line.clear();
+            if error.kind() != std::io::ErrorKind::BrokenPipe && !self.lost {
+                self.lost = true;
+                say(&format!("what the ranks write is lost: {error}"));
+            }
         }
     }
 }

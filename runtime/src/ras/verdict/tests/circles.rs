@@ -67,8 +67,8 @@ fn messages_that_both_sides_have_called_have_a_silent_connection() {
     for (of, cause, advice) in [
         ([(true, 1, 1), (false, 0, 1)], Cause::SilentLink, "what they send does not arrive"),
         ([(false, 1, 1), (true, 0, 1)], Cause::SilentLink, "what they send does not arrive"),
-        ([(true, 1, 1), (true, 0, 1)], Cause::Deadlock, "into one group"),
-        ([(false, 1, 1), (false, 0, 1)], Cause::Deadlock, "into one group"),
+        ([(true, 1, 1), (true, 0, 1)], Cause::Deadlock, "into one call or group"),
+        ([(false, 1, 1), (false, 0, 1)], Cause::Deadlock, "into one call or group"),
         ([(true, 1, 2), (true, 0, 2)], Cause::Deadlock, "its counterpart in the other rank's"),
         ([(true, 1, 1), (true, 0, 2)], Cause::Deadlock, "its counterpart in the other rank's"),
     ] {
