@@ -215,9 +215,9 @@ impl From<oxccl_net::Error> for Error {
 }
 
 /// The advice for ranks whose sends and receives wait for each other.
-pub(crate) const ONE_GROUP: &str = "put what each rank sends and receives into one call or group \
-     (ncclGroupStart, ncclGroupEnd; SendRecv in Go, send_recv in Python, Sendrecv! in Julia; group in \
-     C++ and Rust)";
+pub(crate) const ONE_GROUP: &str = "put what each rank sends and receives into one call or \
+     group (ncclGroupStart, ncclGroupEnd; SendRecv in Go, send_recv in Python, Sendrecv! in Julia; \
+     group in C++ and Rust)";
 
 /// Returns where calls differ, and what to do.
 fn differ(site: &Site, messages: bool) -> String {

@@ -106,8 +106,8 @@ impl Arguments {
     }
 }
 
-/// Logs a call, if such calls are logged, as NCCL does: with its arguments, which `arguments` returns,
-/// and its communicator.
+/// Logs a call, where calls are logged, as NCCL does: with its arguments, which `arguments`
+/// returns, and its communicator.
 #[inline]
 fn log_call(
     function: &str,

@@ -75,8 +75,8 @@ pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("oxccl: {text}\n").as_bytes());
 }
 
-/// Writes to the standard output; where that fails, as on a full disk, ends this process with a line
-/// that says so.
+/// Writes to the standard output; where that fails, as on a full disk, ends this process with a
+/// line that says so.
 pub(crate) fn print(text: std::fmt::Arguments<'_>) {
     if let Err(error) = std::io::stdout().write_fmt(text) {
         say(&format!("standard output: {error}"));
