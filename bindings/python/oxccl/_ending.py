@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import sys
@@ -86,8 +87,10 @@ def _close_all():
         bound(place)
     for place in places:
         bound(place)
-        # No exception could be caught any more.
-        if _c.ncclCommDestroy(place) != ncclResult_t.ncclSuccess:
-            print(f"oxccl: at the end of the process: {_last_error(_c.oxcclLastError)}", file=sys.stderr)
+        code = _c.ncclCommDestroy(place)
         # Exit handlers that run later find it ended.
         place.value = None
+        if code != ncclResult_t.ncclSuccess and sys.stderr:
+            # No exception could be caught any more, nor one of what nobody reads.
+            with contextlib.suppress(OSError, ValueError):
+                print(f"oxccl: at the end of the process: {_last_error(_c.oxcclLastError)}", file=sys.stderr)

@@ -86,9 +86,13 @@ impl Arguments {
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
         let stream = comm.stream(self.stream as usize, function)?;
-        let op = if self.op.is_some() { op.name() } else { "none" };
-        let Call { count, dtype, .. } = call;
         log_call(function, &comm, (self.comm, self.stream), || {
+            let Call { count, dtype, op, .. } = call;
+            let op = match (self.op, call.scale) {
+                (None, _) => "none",
+                (Some(_), Some(_)) => "premulsum",
+                (Some(_), None) => op.name(),
+            };
             let (from, to, dtype) = (self.input, self.output, dtype.name());
             format!(
                 "sendbuff {from:p} recvbuff {to:p} count {count} datatype {dtype} op {op} root {root}"

@@ -211,7 +211,8 @@ variables! {
     debug: Level = "NCCL_DEBUG", "WARN";
     /// Which INFO and TRACE lines are logged: a list of INIT, COLL, P2P, SHM, NET, GRAPH, TUNING,
     /// ENV, ALLOC, CALL, PROXY, NVLS, BOOTSTRAP, REG, PROFILE, RAS, DESTROY, ALLOC_HOST, or ALL;
-    /// `^` before the list takes all but these. COLL has a line for each call with its arguments.
+    /// `^` before the list takes all but these. COLL has a line for each
+    /// collective, send and receive of NCCL's with its arguments.
     debug_subsys: Subsystems = "NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV";
     /// File to append log lines to, instead of standard error; made with mode 0600, no link. `%h`
     /// is the host's name, `%p` the process, `%%` a percent sign. `/dev/stdout` and `/dev/stderr`

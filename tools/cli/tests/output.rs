@@ -41,7 +41,7 @@ fn a_reader_that_has_enough_ends_the_ranks_and_nothing_else() {
     // second is a rank of the shell's.
     let all = "NCCL_DEBUG=INFO \"$OXCCL\" perf all --ranks 2 --device host -e 64 2>&1 | head -n 1; \
                export OXCCL_RANK=0 OXCCL_NRANKS=1; \
-               (\"$OXCCL\" perf all --ranks 1 --device host -e 64; echo ended with $? >&2) | \
+               (\"$OXCCL\" perf all --ranks 1 --device host; echo ended with $? >&2) | \
                head -n 1";
     let mut command = timed("sh");
     command.args(["-c", all]).env("TMPDIR", &folder);
@@ -64,11 +64,15 @@ fn shell(line: &str) -> (Option<i32>, String, String) {
 #[test]
 fn what_cannot_be_written_is_an_error() {
     let full = "No space left on device (os error 28)\n";
-    for command in ["plan all_reduce", "doctor --no-pairs", "perf all_reduce --ranks 1 -e 8 -n 1"] {
+    let perf = "perf all_reduce --ranks 1 -e 8 -n 1";
+    for command in ["plan all_reduce", "doctor --no-pairs", "ras", "ras --json", perf] {
         let (code, _, err) = shell(&format!("OXCCL_DEVICE=host \"$OXCCL\" {command} >/dev/full"));
         assert_eq!(code, Some(1), "{command}: {err}");
         assert!(err.contains(&format!("oxccl: standard output: {full}")), "{command}: {err}");
     }
+    let document = format!("OXCCL_DEVICE=host \"$OXCCL\" {perf} --json - >/dev/full");
+    let (code, _, err) = shell(&document);
+    assert!(code == Some(1) && err.contains(&format!("oxccl: -: {full}")), "{err}");
     let (code, _, err) = shell("\"$OXCCL\" run -n 2 echo hi >/dev/full");
     assert_eq!((code, err), (Some(1), format!("oxccl: what the ranks write is lost: {full}")));
 }

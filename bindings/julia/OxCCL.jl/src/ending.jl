@@ -34,12 +34,17 @@ function close_all(status = 0)
             Libc.systemsleep(0.001)
         end
         state = state_of(handle)
-        if state != Cint(ncclSuccess)
-            # Nothing could be caught any more.
-            failure = last_error(state, info -> oxcclCommLastError(handle, info))
-            println(stderr, "OxCCL: at the end of the process: ", failure.text)
-        elseif ncclCommDestroy(handle) != Cint(ncclSuccess)
-            println(stderr, "OxCCL: at the end of the process: ", last_error(state, oxcclLastError).text)
+        # A rank that has not come may be at work: it is told what it lacks.
+        state == Cint(ncclInProgress) && continue
+        failed = state != Cint(ncclSuccess)
+        failed || (state = ncclCommDestroy(handle))
+        state == Cint(ncclSuccess) && continue
+        failure = last_error(state, failed ? info -> oxcclCommLastError(handle, info) : oxcclLastError)
+        try
+            # No exception could be caught any more.
+            print(stderr, "OxCCL: at the end of the process: $(failure.text)\n")
+        catch
+            # Nobody reads it.
         end
     end
 end

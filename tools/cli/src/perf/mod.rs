@@ -58,8 +58,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     match launch {
         None if options.ranks.is_some() || processes * libraries > 1 => {
             // Told once, before each rank would.
-            let per_process = options.threads * options.per_thread;
-            options.roots(processes * per_process).map_err(Error::Options)?;
+            let per_process = options.threads.saturating_mul(options.per_thread);
+            options.roots(processes.saturating_mul(per_process)).map_err(Error::Options)?;
             let own = std::env::current_exe().map_err(|e| Error::File {
                 path: "this program".to_owned(),
                 cause: e.to_string(),

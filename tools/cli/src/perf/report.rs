@@ -96,12 +96,15 @@ struct Document {
     path: String,
     /// True once a row is written, which the next one is separated from.
     has_rows: bool,
+    /// True once its end is written.
+    is_complete: bool,
 }
 
 impl Document {
     /// Creates the file, and writes the head.
     fn new(path: &str, head: &Head) -> Result<Self> {
-        let mut document = Self { file: writer(path)?, path: path.to_owned(), has_rows: false };
+        let (file, path) = (writer(path)?, path.to_owned());
+        let mut document = Self { file, path, has_rows: false, is_complete: false };
         let head = serde_json::to_string(head).unwrap_or_default();
         let open = head.strip_suffix('}').unwrap_or(&head);
         document.write(format_args!("{open},\"rows\":["))?;
@@ -115,17 +118,27 @@ impl Document {
     }
 
     fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<()> {
-        let failed =
-            |e: std::io::Error| Error::File { path: self.path.clone(), cause: e.to_string() };
-        self.file.write_fmt(text).map_err(failed)
+        self.file.write_fmt(text).map_err(|e| self.failed(&e))
+    }
+
+    fn failed(&self, cause: &std::io::Error) -> Error {
+        Error::File { path: self.path.clone(), cause: cause.to_string() }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.is_complete = true;
+        self.write(format_args!("\n]}}\n"))?;
+        self.file.flush().map_err(|e| self.failed(&e))
     }
 }
 
 impl Drop for Document {
-    /// Ends the document, also after a failure.
+    /// Ends the document after a failure.
     fn drop(&mut self) {
-        // Who reads the document notices that its end is missing.
-        let _ = self.write(format_args!("\n]}}\n"));
+        if !self.is_complete {
+            // Who reads the document notices that its end is missing.
+            let _ = self.end();
+        }
     }
 }
 
@@ -287,6 +300,7 @@ impl<'a> Report<'a> {
     /// Prints the last lines; returns the number of wrong elements.
     pub(super) fn finish(&mut self) -> Result<u64> {
         let wrong: u64 = self.rows.iter().map(|row| row.wrong).sum();
+        self.json.as_mut().map_or(Ok(()), Document::end)?;
         if !self.leader {
             return Ok(wrong);
         }

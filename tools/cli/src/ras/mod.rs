@@ -158,12 +158,10 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if let Some(Action::Dump { format, path }) = &options.action {
         return dump((&processes, &causes), *format, path, &options.pid);
     }
-    let mut out = std::io::stdout().lock();
-    // An output that cannot be written to is no error.
-    let _ = match options.json {
-        true => writeln!(out, "{}", status::json(&processes, &causes)),
-        false => out.write_all(text((&processes, &causes), &options.pid).as_bytes()),
-    };
+    match options.json {
+        true => println!("{}", status::json(&processes, &causes)),
+        false => print!("{}", text((&processes, &causes), &options.pid)),
+    }
     let held_up = causes.iter().any(|verdict| verdict.cause.holds_up());
     Ok(if held_up { ExitCode::from(2) } else { ExitCode::SUCCESS })
 }

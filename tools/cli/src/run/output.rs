@@ -199,7 +199,10 @@ impl Lines {
             let ready = match self.wait(&open, (!over).then_some(ended), over) {
                 Ok(ready) => ready,
                 Err(Errno::INTR) => continue,
-                Err(_) => return,
+                Err(_) => {
+                    self.lost = true;
+                    return;
+                }
             };
             match ready {
                 _ if open.is_empty() => return,

@@ -91,8 +91,9 @@ pub(crate) fn end_job_with_reader(launcher: i32) {
     extern "C" fn tell(signal: libc::c_int) {
         // SAFETY: the calls are safe in a handler.
         unsafe {
-            if libc::getppid() == LAUNCHER.load(Ordering::Relaxed) {
-                libc::kill(libc::getppid(), signal);
+            let parent = libc::getppid();
+            if parent == LAUNCHER.load(Ordering::Relaxed) {
+                libc::kill(parent, signal);
                 libc::poll(ptr::null_mut(), 0, WAIT_MS);
             }
             libc::_exit(128 + signal);
