@@ -1,4 +1,4 @@
-//! What commands show on a terminal, and to readers that have enough.
+//! The output of commands on a terminal, on a full disk, and to readers that have enough.
 
 use oxccl_tests::job::bind_to_parent;
 use oxccl_tests::missing;

@@ -105,7 +105,7 @@ pub(super) struct Output<'a> {
 
 /// The thread that shows lines, until the ranks have ended.
 pub(super) struct Showing {
-    /// Returns whether nothing was lost.
+    /// Returns true if nothing was lost.
     thread: JoinHandle<bool>,
     /// Closing this tells the thread that the ranks have ended.
     end: OwnedFd,
@@ -185,7 +185,7 @@ struct Lines {
     streams: Vec<Stream>,
     /// The stream whose line was shown last and has not ended.
     unfinished: Option<usize>,
-    /// Whether a line was lost for another reason than that nobody reads any more.
+    /// True once a line was lost for another reason than that nobody reads any more.
     lost: bool,
 }
 
