@@ -34,7 +34,7 @@ function close_all(status = 0)
             Libc.systemsleep(0.001)
         end
         state = state_of(handle)
-        # A rank that has not come may be at work: it is told what it lacks.
+        # Ranks that did not come in time may be at work, and are told of what they lack.
         state == Cint(ncclInProgress) && continue
         failed = state != Cint(ncclSuccess)
         failed || (state = ncclCommDestroy(handle))

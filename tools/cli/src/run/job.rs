@@ -143,6 +143,7 @@ impl Job {
             };
             match self.signals.take(limit) {
                 Some(signal) if signal == Signal::TSTP => self.stop(),
+                // Of a rank that prints for a command of this program, or of this process's own.
                 Some(signal) if signal == Signal::PIPE => return self.end_with_reader(),
                 Some(signal) => self.forward(signal),
                 None => {}

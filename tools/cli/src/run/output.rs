@@ -199,10 +199,7 @@ impl Lines {
             let ready = match self.wait(&open, (!over).then_some(ended), over) {
                 Ok(ready) => ready,
                 Err(Errno::INTR) => continue,
-                Err(_) => {
-                    self.lost = true;
-                    return;
-                }
+                Err(error) => return self.lose(&error.into()),
             };
             match ready {
                 _ if open.is_empty() => return,
@@ -303,10 +300,16 @@ impl Lines {
         if let Err(error) = written {
             stream.from = None;
             stream.line.clear();
-            if error.kind() != std::io::ErrorKind::BrokenPipe && !self.lost {
-                self.lost = true;
-                say(&format!("what the ranks write is lost: {error}"));
+            if error.kind() != std::io::ErrorKind::BrokenPipe {
+                self.lose(&error);
             }
+        }
+    }
+
+    /// Says once why lines are lost.
+    fn lose(&mut self, why: &std::io::Error) {
+        if !std::mem::replace(&mut self.lost, true) {
+            say(&format!("what the ranks write is lost: {why}"));
         }
     }
 }
