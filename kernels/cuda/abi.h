@@ -69,8 +69,9 @@ enum {
 // The most buffers of a rank that its peers can map at a time.
 #define BUFFERS 256
 
-// The number of the buffer that is the rank's large stage.
-#define STAGE_BUFFER 0
+// The number of the buffer that a rank makes when an operation first gains by it: the large stage
+// or, where there are lines, memory of chunks.
+#define ON_DEMAND_BUFFER 0
 
 // The most windows that a rank has at a time.
 #define WINDOWS 64
@@ -317,9 +318,6 @@ enum {
 // The most channels of chunks on an edge.
 #define CHUNK_CHANNELS (2 * SECOND_CHUNKS)
 
-// The channels of an edge that have counters and credits: those of lines, then those of chunks.
-#define EDGE_CHANNELS (LINE_CHANNELS + CHUNK_CHANNELS)
-
 // The bit of a collective in the word that counts the users of lines.
 #define LINE_COLLECTIVE (1 << 30)
 
@@ -449,7 +447,7 @@ typedef struct LaneCounters {
   uint32_t unused;
 } LaneCounters;
 
-// The counters of a channel of lines for a peer.
+// The counters of a channel of lines or chunks for a peer.
 typedef struct LineCounters {
   // Slots that this rank has put on its edge to the peer.
   uint64_t put;
@@ -472,7 +470,8 @@ typedef struct ChunkWords {
   uint64_t unused[23];
 } ChunkWords;
 
-// A rank of a communicator, as kernels see it. It never changes.
+// A rank of a communicator, as kernels see it. It never changes, but for the memory of chunks that
+// comes later.
 typedef struct Rank {
   // The place of this rank among those of its host.
   uint32_t rank;
@@ -486,7 +485,7 @@ typedef struct Rank {
   uint32_t line_slots;
   // Lanes of a queue of messages in lines.
   uint32_t line_lanes;
-  // Channels of lines that have slots; those of chunks are counted behind them.
+  // Channels of lines that have slots.
   uint32_t line_channels;
   // Chunks that a channel has room for, a power of two.
   uint32_t chunk_slots;
@@ -505,13 +504,18 @@ typedef struct Rank {
   // Offset of the slots of lines in the shared memory, by sender without this rank, channel and
   // slot.
   uint64_t lines_at;
-  // Offset of the credits of lines and chunks in the shared memory, by channel and receiver.
+  // Offset of the credits of lines in the shared memory, by channel and receiver.
   uint64_t line_credits_at;
-  // Offset of the chunks in the shared memory, by sender without this rank, channel and slot; 0
-  // if no edge has chunks.
-  uint64_t chunks_at;
-  // Offset of the `ChunkWords` in the shared memory, by channel and sender.
-  uint64_t chunk_words_at;
+  // The addresses at which the ranks' memory of chunks is mapped here, by rank; 0 where none was
+  // needed yet. It begins with the `ChunkWords`, by channel and sender.
+  uint64_t chunks[MAX_RANKS];
+  // Offset of the credits of chunks in the memory of chunks, by channel and receiver.
+  uint64_t chunk_credits_at;
+  // Offset of the `LineCounters` of chunks in the memory of chunks, by channel and rank.
+  uint64_t chunk_counters_at;
+  // Offset of the chunks in the memory of chunks, by sender without this rank, channel and slot;
+  // 0 if no edge has chunks.
+  uint64_t chunk_slots_at;
   // The address of the `LineCounters`, by channel and rank, in private memory.
   uint64_t line_counters;
   // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]

@@ -48,7 +48,7 @@ __device__ inline void use_small_stage(const Rank& r, Reach& reach) {
 
 __device__ inline void use_large_stage(const Rank& r, Reach& reach) {
   if (threadIdx.x < r.nranks)
-    reach.stages[threadIdx.x] = maps(r)->bases[threadIdx.x][STAGE_BUFFER];
+    reach.stages[threadIdx.x] = maps(r)->bases[threadIdx.x][ON_DEMAND_BUFFER];
   if (threadIdx.x == 0) reach.stage_slot_bytes = STAGE_SLOT_BYTES;
 }
 
@@ -92,7 +92,7 @@ __device__ inline void offer(const Program& p, Time time, uint64_t& input, uint6
   }
   input = word_of(r, p.input);
   output = word_of(r, p.output);
-  if (maps(r)->ready[STAGE_BUFFER] != 0) input |= LARGE;
+  if (maps(r)->ready[ON_DEMAND_BUFFER] != 0) input |= LARGE;
   // The host may change the maps meanwhile, so one thread's answer counts: all peers are told the
   // same.
   input = __shfl_sync(~0u, input, 0);

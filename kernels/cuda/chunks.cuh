@@ -2,9 +2,10 @@
 // numbers, so that the link carries nothing else. One warp of a block tells the receiver how many
 // chunks have arrived on each channel, behind a fence: so the warps that put wait for no fence.
 //
-// A channel of chunks has counters and a word of credit as a channel of lines has, and comes behind
-// those in the same arrays. What a call puts is opened by a word with its digest and the number of
-// its first chunk: what a peer puts for another call is never taken.
+// A channel of chunks has counters and a word of credit as a channel of lines has. All that chunks
+// need is memory of its own, which is made when an operation first needs it. What a call puts is
+// opened by a word with its digest and the number of its first chunk: what a peer puts for another
+// call is never taken.
 #pragma once
 
 #include "small.cuh"
@@ -72,11 +73,21 @@ __device__ inline void end_progress(int warp) {
 }
 
 __device__ inline ChunkWords* chunk_words(const Rank& r, int at, int channel, int from) {
-  return reinterpret_cast<ChunkWords*>(r.shared[at] + r.chunk_words_at) + channel * r.nranks + from;
+  return reinterpret_cast<ChunkWords*>(r.chunks[at]) + channel * r.nranks + from;
 }
 
-// The number of a channel of chunks among all channels that have counters and credits.
-__device__ inline int counted(const Rank& r, int channel) { return r.line_channels + channel; }
+// Of the counters of chunks only `put` and `taken` are used.
+__device__ inline LineCounters* chunk_counters(const Rank& r, int channel, int peer) {
+  return reinterpret_cast<LineCounters*>(r.chunks[r.rank] + r.chunk_counters_at) +
+         channel * r.nranks + peer;
+}
+
+// The word in which a receiver counts the chunks that it has taken, in the sender's memory.
+__device__ inline volatile uint64_t* chunk_credit(const Rank& r, int sender, int channel,
+                                                  int receiver) {
+  return reinterpret_cast<volatile uint64_t*>(r.chunks[sender] + r.chunk_credits_at) +
+         channel * r.nranks + receiver;
+}
 
 // The word that opens the chunks from the next one on, after so many, on a channel from a rank to
 // another.
@@ -93,7 +104,7 @@ __device__ inline uint64_t opening_value(uint32_t digest, uint64_t count) {
 // The slots of a channel of chunks from a rank to another.
 __device__ inline char* chunk_ring(const Rank& r, int at, int from, int channel) {
   uint64_t channels = uint64_t(from < at ? from : from - 1) * CHUNK_CHANNELS + channel;
-  return reinterpret_cast<char*>(r.shared[at] + r.chunks_at) +
+  return reinterpret_cast<char*>(r.chunks[at] + r.chunk_slots_at) +
          channels * r.chunk_slots * CHUNK_BYTES;
 }
 
@@ -213,14 +224,14 @@ struct ChunkEnd {
   __device__ ChunkEnd(const Rank& r, int peer, int channel, int warp)
       : r(r), peer(peer), channel(channel), thread(threadIdx.x & 31) {
     int at = PUTS ? peer : r.rank, from = PUTS ? r.rank : peer;
-    const volatile LineCounters* own = line_counters(r, counted(r, channel), peer);
+    const volatile LineCounters* own = chunk_counters(r, channel, peer);
     count = PUTS ? own->put : own->taken;
     dead = __shfl_sync(~0u, faulty(r) != FAULT_NONE, 0);
     if (PUTS && thread == 0) progress().before[warp] = count - progress().count[warp];
     ring = chunk_ring(r, at, from, channel);
-    word = PUTS ? const_cast<uint64_t*>(line_credit(r, r.rank, counted(r, channel), peer))
+    word = PUTS ? const_cast<uint64_t*>(chunk_credit(r, r.rank, channel, peer))
                 : &chunk_words(r, r.rank, channel, peer)->arrived;
-    credit = line_credit(r, peer, counted(r, channel), r.rank);
+    credit = chunk_credit(r, peer, channel, r.rank);
     look();
   }
 
@@ -232,7 +243,7 @@ struct ChunkEnd {
 
   // Keeps the counter for the next kernel.
   __device__ void leave() const {
-    LineCounters* own = line_counters(r, counted(r, channel), peer);
+    LineCounters* own = chunk_counters(r, channel, peer);
     if (thread == 0) (PUTS ? own->put : own->taken) = count;
     __syncwarp();
   }

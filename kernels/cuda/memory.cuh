@@ -192,7 +192,7 @@ __device__ inline uint64_t packet_room(const Rank& r, bool large) {
 
 __device__ inline Packet* packets(const Rank& r, bool large, int at, int channel, int half,
                                   int from) {
-  uint64_t base = large ? maps(r)->bases[at][STAGE_BUFFER] + STAGE_BYTES
+  uint64_t base = large ? maps(r)->bases[at][ON_DEMAND_BUFFER] + STAGE_BYTES
                         : r.shared[at] + r.packets_at;
   uint64_t row = (channel * 2 + half) * uint64_t(r.nranks) + from;
   return reinterpret_cast<Packet*>(base) + row * packet_room(r, large);

@@ -104,7 +104,7 @@ __device__ inline void run_lane(const Messages& all, int index, int lane) {
   const Rank& r = exchange.rank;
   int peer = exchange.queues[index] / 2, channel = lane * MESSAGE_WARPS;
   bool sends = exchange.queues[index] & 1;
-  bool tells = sends && r.chunks_at != 0;
+  bool tells = sends && r.chunk_slots_at != 0;
   int thread = threadIdx.x % MESSAGE_THREADS, first_warp = threadIdx.x / 32 - thread / 32;
   if (thread < MESSAGE_WARPS) begin_progress(first_warp + thread, true);
   Telling telling = telling_of(tells, peer, channel);

@@ -31,7 +31,7 @@ struct ChunkEnds {
         thread(threadIdx.x & 31) {
     peer = holds() ? thread : __ffs(peers) - 1;
     int at = PUTS ? peer : r.rank, from = PUTS ? r.rank : peer;
-    const volatile LineCounters* own = line_counters(r, counted(r, channel), peer);
+    const volatile LineCounters* own = chunk_counters(r, channel, peer);
     count = PUTS ? own->put : own->taken;
     dead = __shfl_sync(~0u, faulty(r) != FAULT_NONE, 0);
     if (PUTS && holds()) chunks_before()[threadIdx.x / 32][peer] = count;
@@ -42,14 +42,14 @@ struct ChunkEnds {
 
   // Tells what the peer has taken, or put.
   __device__ const uint64_t* word() const {
-    return PUTS ? const_cast<uint64_t*>(line_credit(r, r.rank, counted(r, channel), peer))
+    return PUTS ? const_cast<uint64_t*>(chunk_credit(r, r.rank, channel, peer))
                 : &chunk_words(r, r.rank, channel, peer)->arrived;
   }
 
   __device__ bool holds() const { return peers >> thread & 1; }
 
   __device__ void leave() const {
-    LineCounters* own = line_counters(r, counted(r, channel), peer);
+    LineCounters* own = chunk_counters(r, channel, peer);
     if (holds()) (PUTS ? own->put : own->taken) = count;
     __syncwarp();
   }
@@ -145,7 +145,7 @@ struct ChunkEnds {
   __device__ void give_back() {
     __syncwarp();
     count += 1;
-    if (holds()) *line_credit(r, peer, counted(r, channel), r.rank) = count;
+    if (holds()) *chunk_credit(r, peer, channel, r.rank) = count;
   }
 };
 

@@ -307,7 +307,7 @@ __device__ inline void run_packets(const Collective& call) {
   Counters* own = counters(r, blockIdx.x);
   // The maps may change meanwhile, so they are read once: all peers are told the same.
   __shared__ bool ready;
-  if (threadIdx.x == 0) ready = maps(r)->ready[STAGE_BUFFER] != 0;
+  if (threadIdx.x == 0) ready = maps(r)->ready[ON_DEMAND_BUFFER] != 0;
   Begin begin;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {

@@ -233,7 +233,8 @@ pub fn note_error(error: &Error) {
     });
 }
 
-/// Ends a group; the outermost end launches. Blocks: never, except for communicators that are made.
+/// Ends a group; the outermost end launches. Blocks: for communicators that are made, and for the
+/// memory of the first large operation of one on a GPU.
 pub fn end() -> Result<Launched> {
     match leave()? {
         Some((calls, events)) => launch(calls, events),
@@ -540,6 +541,7 @@ impl Prepared {
     /// for the whole group.
     fn launch(mut self, events: &Events, fail: impl Fn(&Error)) -> Result<Launched> {
         let created = create_all(take(&mut self.creations))?;
+        self.await_memory()?;
         let mut launched = Vec::new();
         let outcome = self.launch_calls(events, &mut launched);
         if let Err(error) = &outcome
@@ -548,6 +550,14 @@ impl Prepared {
             fail(error);
         }
         outcome.map(|()| created)
+    }
+
+    /// Waits for the memory of all operations, before a peer waits for a part of the group.
+    fn await_memory(&self) -> Result<()> {
+        let mut operations = self.operations.iter();
+        operations.try_for_each(|s| s.comm.executor().prepare(&s.operation))?;
+        let mut exchanges = self.exchanges.iter();
+        exchanges.try_for_each(|e| e.comm.executor().prepare_messages(&e.transfers))
     }
 
     /// Launches collectives and puts first, in the order of calls, then the transfers of each

@@ -38,14 +38,12 @@ pub const SECOND_CHUNKS: usize = MORE_CHUNK_BLOCKS * (LINE_WARPS / 3);
 pub const SECOND_LINES: usize = MAX_CHANNELS * (LINE_WARPS / 3);
 /// The most channels of chunks on an edge.
 pub const CHUNK_CHANNELS: usize = 2 * SECOND_CHUNKS;
-/// The channels of an edge that have counters and credits: those of lines, then those of chunks.
-pub const EDGE_CHANNELS: usize = LINE_CHANNELS + CHUNK_CHANNELS;
 /// The bit of a collective in the word that counts the users of lines.
 pub const LINE_COLLECTIVE: u32 = 1 << 30;
 /// The offset in place of a slice that is not there.
 pub const NO_SLICE: u64 = u64::MAX;
 
-/// The counters of a channel of lines for a peer.
+/// The counters of a channel of lines or chunks for a peer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LineCounters {

@@ -24,8 +24,9 @@ pub const STAGE_SLOT_BYTES: usize = 128 * 1024;
 pub const STAGE_BYTES: usize = MAX_CHANNELS * 2 * STAGE_SLOT_BYTES;
 /// The most buffers of a rank that its peers can map at a time.
 pub const BUFFERS: usize = 256;
-/// The number of the buffer that is the rank's large stage.
-pub const STAGE_BUFFER: u32 = 0;
+/// The number of the buffer that a rank makes when an operation first gains by it: the large stage
+/// or, where there are lines, memory of chunks.
+pub const ON_DEMAND_BUFFER: u32 = 0;
 /// The most windows that a rank has at a time.
 pub const WINDOWS: usize = 64;
 /// Signals of one-sided operations from a rank to another.
@@ -488,7 +489,8 @@ pub struct Window {
     pub bytes: u64,
 }
 
-/// A rank of a communicator, as kernels see it. It never changes.
+/// A rank of a communicator, as kernels see it. It never changes, but for the memory of chunks that
+/// comes later.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
@@ -504,7 +506,7 @@ pub struct Rank {
     pub line_slots: u32,
     /// Lanes of a queue of messages in lines.
     pub line_lanes: u32,
-    /// Channels of lines that have slots; those of chunks are counted behind them.
+    /// Channels of lines that have slots.
     pub line_channels: u32,
     /// Chunks that a channel has room for, a power of two.
     pub chunk_slots: u32,
@@ -523,13 +525,18 @@ pub struct Rank {
     /// Offset of the slots of lines in the shared memory, by sender without this rank, channel and
     /// slot.
     pub lines_at: u64,
-    /// Offset of the credits of lines and chunks in the shared memory, by channel and receiver.
+    /// Offset of the credits of lines in the shared memory, by channel and receiver.
     pub line_credits_at: u64,
-    /// Offset of the chunks in the shared memory, by sender without this rank, channel and slot; 0
-    /// if no edge has chunks.
-    pub chunks_at: u64,
-    /// Offset of the `ChunkWords` in the shared memory, by channel and sender.
-    pub chunk_words_at: u64,
+    /// The addresses at which the ranks' memory of chunks is mapped here, by rank; 0 where none was
+    /// needed yet. It begins with the `ChunkWords`, by channel and sender.
+    pub chunks: [u64; MAX_RANKS],
+    /// Offset of the credits of chunks in the memory of chunks, by channel and receiver.
+    pub chunk_credits_at: u64,
+    /// Offset of the `LineCounters` of chunks in the memory of chunks, by channel and rank.
+    pub chunk_counters_at: u64,
+    /// Offset of the chunks in the memory of chunks, by sender without this rank, channel and slot;
+    /// 0 if no edge has chunks.
+    pub chunk_slots_at: u64,
     /// The address of the `LineCounters`, by channel and rank, in private memory.
     pub line_counters: u64,
     /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]

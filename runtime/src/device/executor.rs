@@ -7,7 +7,7 @@ use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::link::{Edge, Lanes};
 use crate::log::{self, Level, Subsystem};
 use crate::op::follow::Watcher;
-use crate::op::{Call, Operation, Programs};
+use crate::op::{Call, Operation, Programs, Transfer};
 use crate::rank::Rank;
 use crate::recorder::{Tick, What};
 use cuda::create::Wishes;
@@ -216,7 +216,7 @@ impl Executor {
     }
 
     /// Appends a collective to a stream, or to the graph that the stream captures; the calling
-    /// thread may begin it. Blocks: never.
+    /// thread may begin it. Blocks: as [`prepare`](Self::prepare).
     #[inline]
     pub fn launch(&self, programs: Arc<Programs>, call: &Call, stream: &Stream) -> Quick<()> {
         if let (Executor::Host(endpoint), Stream::Host(stream)) = (self, stream) {
@@ -233,7 +233,7 @@ impl Executor {
 
     /// Appends an operation to a stream, or to the graph that the stream captures. With `inline`
     /// the calling thread may begin the operation. `blocks` are its thread blocks on a GPU, for a
-    /// profiler. Blocks: never.
+    /// profiler. Blocks: as [`prepare`](Self::prepare).
     pub fn submit(
         &self,
         operation: Operation,
@@ -258,6 +258,7 @@ impl Executor {
                 let (at, number) = (Tick::now(), rank.recorder.issued.load(Ordering::Relaxed));
                 let number = (!captured).then_some(number);
                 let launch = Launch { number, stream: *on, blocks };
+                cuda::run::chunks::prepare(cuda_rank, &operation)?;
                 cuda::run::launch::submit(cuda_rank, &operation, &launch)?;
                 if !captured {
                     rank.recorder.call_on_gpu(&What::of(&operation), on.0.addr(), at);
@@ -265,6 +266,23 @@ impl Executor {
                 Ok(())
             }
             _ => Err(wrong_device()),
+        }
+    }
+
+    /// Waits until an operation has the memory that it cannot do without, which another thread
+    /// makes here and at the peers, whatever their callers do. [`submit`](Self::submit) does so
+    /// itself; in a group that waits for all of its operations before the first one, no peer waits
+    /// meanwhile for the other part of a group. Blocks: about 1 ms at the first large operation of
+    /// a communicator on a GPU, at most for its limit, and else never.
+    pub fn prepare(&self, operation: &Operation) -> Result<()> {
+        self.cuda().map_or(Ok(()), |cuda_rank| cuda::run::chunks::prepare(cuda_rank, operation))
+    }
+
+    /// The same for the sends and receives of a group.
+    pub fn prepare_messages(&self, transfers: &[Transfer]) -> Result<()> {
+        match self.cuda() {
+            Some(cuda_rank) => cuda::run::chunks::prepare_messages(cuda_rank, transfers),
+            None => Ok(()),
         }
     }
 
@@ -308,7 +326,8 @@ impl Executor {
     }
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,
-    /// and the operation waits for all earlier work of the other streams. Blocks: never.
+    /// and the operation waits for all earlier work of the other streams. Blocks: as
+    /// [`prepare`](Self::prepare).
     pub fn submit_on_all(
         &self,
         operation: Operation,

@@ -22,10 +22,6 @@ pub struct Layout {
     pub line_credits_at: u64,
     /// The offset of the slots of lines.
     pub lines_at: u64,
-    /// The offset of the words of chunks.
-    pub chunk_words_at: u64,
-    /// The offset of the slots of chunks; 0 if there are none.
-    pub chunks_at: u64,
     /// Bytes of the whole.
     pub bytes: u64,
 }
@@ -36,35 +32,49 @@ impl Layout {
         let n = u64::from(nranks);
         let packet = 2 * abi::PACKET_DATA_BYTES as u64;
         let halves = 2 * abi::MAX_CHANNELS as u64;
-        let line_credits_at = abi::WORDS_BYTES as u64;
-        let credits = n * (abi::EDGE_CHANNELS * size_of::<u64>()) as u64;
-        let lines_at = line_credits_at + credits.next_multiple_of(abi::UNIT_BYTES as u64);
         let (slots, channels) = line_rings(nranks);
+        let line_credits_at = abi::WORDS_BYTES as u64;
+        let credits = n * u64::from(channels) * size_of::<u64>() as u64;
+        let lines_at = (line_credits_at + credits).next_multiple_of(abi::UNIT_BYTES as u64);
         let slots = u64::from(slots * channels) * if lines { n - 1 } else { 0 };
-        let chunk_words_at = lines_at + slots * abi::UNIT_BYTES as u64;
-        let (slots, channels) = if lines { chunk_rings(nranks) } else { (0, 0) };
-        let words = n * u64::from(channels) * size_of::<abi::ChunkWords>() as u64;
-        let chunks_at = if channels > 0 { chunk_words_at + words } else { 0 };
-        // The channels of all senders but the last one lie where those of the last begin.
-        let before = n.saturating_sub(2) * abi::CHUNK_CHANNELS as u64;
-        let ring = u64::from(slots) * abi::CHUNK_BYTES as u64;
-        let chunks = if channels > 0 { (before + u64::from(channels)) * ring } else { 0 };
-        let lines_end = chunk_words_at + words + chunks;
+        let lines_end = lines_at + slots * abi::UNIT_BYTES as u64;
         let packets_at = lines_at;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
         let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
         let end = stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
         let bytes = lines_end.max(end);
-        Self {
-            packets_at,
-            lanes_at,
-            stage_at,
-            line_credits_at,
-            lines_at,
-            chunk_words_at,
-            chunks_at,
-            bytes,
-        }
+        Self { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes }
+    }
+}
+
+/// The offsets of the parts of a rank's memory of chunks, and its size in bytes. The words of the
+/// channels come first.
+pub struct Chunks {
+    /// The offset of the credits.
+    pub credits_at: u64,
+    /// The offset of the counters, which no peer touches.
+    pub counters_at: u64,
+    /// The offset of the slots.
+    pub slots_at: u64,
+    /// Bytes of the whole.
+    pub bytes: u64,
+}
+
+impl Chunks {
+    /// Returns the layout for `nranks` ranks of a host, of which there is more than one.
+    pub fn new(nranks: u32) -> Self {
+        let (slots, channels) = chunk_rings(nranks);
+        let edges = u64::from(nranks * channels);
+        let credits_at = edges * size_of::<abi::ChunkWords>() as u64;
+        let credits_end = credits_at + edges * size_of::<u64>() as u64;
+        let counters_at = credits_end.next_multiple_of(128);
+        let counters_end = counters_at + edges * size_of::<abi::LineCounters>() as u64;
+        let slots_at = counters_end.next_multiple_of(abi::CHUNK_BYTES as u64);
+        // The channels of all senders but the last one lie where those of the last begin.
+        let before = u64::from(nranks.saturating_sub(2)) * abi::CHUNK_CHANNELS as u64;
+        let ring = u64::from(slots) * abi::CHUNK_BYTES as u64;
+        let bytes = slots_at + (before + u64::from(channels)) * ring;
+        Self { credits_at, counters_at, slots_at, bytes }
     }
 }
 
@@ -101,8 +111,9 @@ fn large_packets(nranks: u32) -> u32 {
 }
 
 /// The parts of a rank's private memory: the counters of the channels, those of the lanes with all
-/// ranks of the communicator, those of lines, [`abi::Shared`], [`abi::Maps`] and, where there are
-/// other hosts, an [`abi::Peer`] for each rank, and scratch memory.
+/// ranks of the communicator, those of lines with the ranks of its host, [`abi::Shared`],
+/// [`abi::Maps`] and, where there are other hosts, an [`abi::Peer`] for each rank, and scratch
+/// memory.
 pub struct Private {
     /// The number of lanes.
     pub lanes: usize,
@@ -123,14 +134,15 @@ pub struct Private {
 }
 
 impl Private {
-    /// Returns the layout in a communicator of `nranks` ranks; [`SCRATCH_SLOTS`] times
-    /// `scratch_bytes` of scratch memory are for each rank and lane, 0 if there are no other hosts.
-    pub fn new(nranks: u32, scratch_bytes: usize) -> Self {
+    /// Returns the layout in a communicator of `nranks` ranks, `local` of them on this host;
+    /// [`SCRATCH_SLOTS`] times `scratch_bytes` of scratch memory are for each rank and lane, 0 if
+    /// there are no other hosts.
+    pub fn new(nranks: u32, local: u32, scratch_bytes: usize) -> Self {
         let n = nranks as usize;
         let lanes = 2 * n * abi::LANES;
         let lanes_at = (abi::MAX_CHANNELS * size_of::<abi::Counters>()) as u64;
         let line_counters_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;
-        let lines = n * abi::EDGE_CHANNELS * size_of::<abi::LineCounters>();
+        let lines = (local * line_rings(local).1) as usize * size_of::<abi::LineCounters>();
         let common_at = line_counters_at + lines as u64;
         let maps_at = common_at + size_of::<abi::Shared>() as u64;
         let peers_at = maps_at + size_of::<abi::Maps>() as u64;
@@ -150,6 +162,7 @@ pub fn view(
 ) -> abi::Rank {
     let (line_slots, line_channels) = line_rings(nranks);
     let (chunk_slots, _) = chunk_rings(nranks);
+    let chunks = Chunks::new(nranks);
     abi::Rank {
         rank: place,
         nranks,
@@ -167,8 +180,10 @@ pub fn view(
         stage_at: layout.stage_at,
         lines_at: layout.lines_at,
         line_credits_at: layout.line_credits_at,
-        chunks_at: layout.chunks_at,
-        chunk_words_at: layout.chunk_words_at,
+        chunks: [0; abi::MAX_RANKS],
+        chunk_credits_at: chunks.credits_at,
+        chunk_counters_at: chunks.counters_at,
+        chunk_slots_at: if nranks > 1 { chunks.slots_at } else { 0 },
         line_counters: private + parts.line_counters_at,
         counters: private,
         common: private + parts.common_at,
@@ -201,12 +216,13 @@ mod tests {
     use crate::device::cuda::sharing::mapper;
 
     #[test]
-    fn four_ranks_take_less_than_sixteen_megabytes_each() {
-        for (lines, most) in [(false, 4 << 20), (true, 16 << 20)] {
-            let bytes = Layout::new(4, lines).bytes + Private::new(4, 0).bytes;
-            assert!(bytes <= most, "{bytes}");
-            let later = if lines { 0 } else { mapper::LATER_BYTES as u64 };
-            assert!(bytes + later <= 16 << 20, "{bytes}");
+    fn four_ranks_take_less_than_four_megabytes_each_and_sixteen_with_large_operations() {
+        for lines in [false, true] {
+            let bytes = Layout::new(4, lines).bytes + Private::new(4, 4, 0).bytes;
+            // What the host holds for its part counts as well.
+            assert!(bytes + (32 << 10) <= 4 << 20, "{bytes}");
+            let later = if lines { Chunks::new(4).bytes } else { mapper::STAGE_BYTES as u64 };
+            assert!(bytes + later <= 16 << 20, "{bytes} {later}");
         }
     }
 
@@ -214,16 +230,16 @@ mod tests {
     fn parts_are_aligned_and_follow_each_other() {
         for nranks in 1..=abi::MAX_RANKS as u32 {
             let layout = Layout::new(nranks, nranks % 2 == 0);
-            let Layout { packets_at, lanes_at, stage_at, line_credits_at, lines_at, .. } = layout;
-            let Layout { chunk_words_at, chunks_at, bytes, .. } = layout;
+            let Layout { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes } =
+                layout;
             let packets = [0, line_credits_at, packets_at, lanes_at, stage_at, bytes];
-            let lines = [line_credits_at, lines_at, chunk_words_at, chunks_at, bytes];
-            let is_aligned = |places: &[u64]| places.iter().all(|at| at.is_multiple_of(128));
-            assert!(packets.is_sorted() && is_aligned(&packets));
-            assert!((nranks % 2 == 0) == (chunks_at != 0) && is_aligned(&lines));
-            assert!(chunks_at == 0 || lines.is_sorted());
-            let channels = line_rings(nranks).1 + chunk_rings(nranks).1;
-            assert!(channels as usize <= abi::EDGE_CHANNELS);
+            let lines = [line_credits_at, lines_at, bytes];
+            let Chunks { credits_at, counters_at, slots_at, bytes } = Chunks::new(nranks.max(2));
+            let chunks = [0, credits_at, counters_at, slots_at, bytes];
+            for places in [&packets[..], &lines, &chunks] {
+                let aligned = places.iter().all(|at| at.is_multiple_of(128));
+                assert!(places.is_sorted() && aligned, "{nranks} {places:?}");
+            }
         }
     }
 }

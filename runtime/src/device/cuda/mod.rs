@@ -13,6 +13,7 @@ pub mod rank;
 pub mod reaper;
 pub mod run;
 pub mod sharing;
+mod start;
 pub mod stream;
 
 use crate::error::Error;

@@ -6,7 +6,7 @@ use crate::config::{self, Config};
 use crate::device::cuda::control::Control;
 use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
-use crate::device::cuda::layout::{Layout, Membership, Private, chunk_rings, view};
+use crate::device::cuda::layout::{Layout, Membership, Private, view};
 use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
@@ -17,9 +17,10 @@ use crate::device::cuda::run::order::{self, Order};
 use crate::device::cuda::run::streams::LaunchedStreams;
 use crate::device::cuda::run::timing::Timing;
 use crate::device::cuda::sharing::exchange::Address;
-use crate::device::cuda::sharing::mapper::{self, Peer, Sharing};
+use crate::device::cuda::sharing::mapper::{self, OnDemand, Peer, Sharing};
 use crate::device::cuda::sharing::offer::{self, Offer, Shares};
 use crate::device::cuda::sharing::registry::Key;
+use crate::device::cuda::start::upload;
 use crate::device::cuda::stream::{Private as PrivateStream, Stream};
 use crate::device::cuda::{Failing, reaper};
 use crate::error::{Error, Result, Site};
@@ -49,7 +50,7 @@ pub struct CudaRank {
     pub nranks: u32,
     /// The ranks of this host, by place.
     pub ranks: Vec<u32>,
-    /// The rank as kernels see it, an argument of every launch.
+    /// The rank as kernels see it, an argument of every launch; without the memory of chunks.
     pub view: abi::Rank,
     /// Channels that an operation may take: the same on all ranks.
     pub channels: u32,
@@ -77,7 +78,7 @@ pub struct CudaRank {
     /// The streams on which the communicator has launched operations.
     used: LaunchedStreams,
     /// `None` where no other rank is on this host.
-    sharing: Option<Sharing>,
+    pub(in crate::device::cuda) sharing: Option<Sharing>,
     /// The edges with ranks of other hosts; `None` where there are no other hosts.
     network: Option<Network>,
     /// The multiprocessors that the communicator holds until it is closed.
@@ -128,7 +129,7 @@ impl CudaRank {
         let scratch_bytes = if hosts { remote.slot_bytes } else { 0 };
         let network = hosts.then(|| Network::new(gpu, remote, stream)).transpose()?;
         let slots_bytes = network.as_ref().map_or(0, Network::gpu_bytes);
-        let parts = Private::new(membership.local.len() as u32, scratch_bytes);
+        let parts = Private::new(membership.local.len() as u32, nranks, scratch_bytes);
         let private = Block::on_gpu(gpu, parts.bytes as usize, stream)?;
         let mut view = view((place, nranks), &layout, (private.at(), &parts));
         view.control = control.at();
@@ -289,7 +290,6 @@ impl CudaRank {
         }
         self.neighbours.clear();
         self.do_without_lines();
-        self.view.chunks_at = 0;
         let bytes = Layout::new(self.view.nranks, false).bytes;
         self.shared = Memory::on_host(self.gpu, bytes as usize)?;
         self.view.shared[self.view.rank as usize] = self.shared.at();
@@ -325,65 +325,6 @@ impl CudaRank {
         }
         sharing.note_no_peer_access();
         Ok(())
-    }
-
-    /// Sets all counters to a number, before any peer writes here: zero, except in tests of
-    /// counters that wrap around.
-    pub fn start(&self, number: u64) -> Result<()> {
-        if number == 0 {
-            return Ok(());
-        }
-        let _context = self.gpu.enter()?;
-        let _relaxed = Relaxed::begin()?;
-        let parts = Private::new(self.nranks, 0);
-        let words = vec![number; abi::WORDS_BYTES / size_of::<u64>()];
-        let counters = || abi::Counters {
-            packets: number,
-            phase: number,
-            slot_need: [number; 2],
-            agreements: number,
-            ..abi::Counters::default()
-        };
-        let counters: Vec<_> = (0..abi::MAX_CHANNELS).map(|_| counters()).collect();
-        let lane = || abi::LaneCounters { messages: number, room: number, ..Default::default() };
-        let lanes: Vec<_> = (0..parts.lanes).map(|_| lane()).collect();
-        let signals = [[number; abi::USER_SIGNALS]; abi::MAX_RANKS];
-        let common = abi::Shared {
-            fault: abi::FAULT_NONE,
-            written: 0,
-            begun: number,
-            operations: number,
-            compared: number,
-            called: [abi::Called::default(); abi::ANNOUNCEMENTS],
-            in_place: 0,
-            moved: 0,
-            told_input: 0,
-            told_output: 0,
-            next_look_ns: 0,
-            told: 0,
-            exchanges: 0,
-            tellings: 0,
-            next_telling_ns: 0,
-            limit_ns: 0,
-            left: 0,
-            line_users: 0,
-            unused: 0,
-            signals_given: signals,
-            signals_taken: signals,
-        };
-        let (view, at) = (&self.view, self.shared.at());
-        let line = abi::LineCounters { put: number, taken: number, ..Default::default() };
-        let channels = abi::EDGE_CHANNELS * view.nranks as usize;
-        upload(view.line_counters, &vec![line; channels])?;
-        upload(at + view.line_credits_at, &vec![number; channels])?;
-        let chunk_channels =
-            if view.chunks_at == 0 { 0 } else { chunk_rings(view.nranks).1 as usize };
-        let arrived = abi::ChunkWords { arrived: number, ..Default::default() };
-        upload(at + view.chunk_words_at, &vec![arrived; chunk_channels * view.nranks as usize])?;
-        upload(at, &words)?;
-        upload(view.counters, &counters)?;
-        upload(view.counters + parts.lanes_at, &lanes)?;
-        upload(view.common, &[common])
     }
 
     /// Lets kernels here use the memory of another GPU of this process.
@@ -423,6 +364,9 @@ impl CudaRank {
     /// and the monitor serve it from now on.
     pub fn attach(mut self, rank: &Arc<Rank>, lines: bool) -> Arc<Self> {
         self.view.line_slots *= u32::from(lines);
+        if let Some(sharing) = self.sharing.as_mut().filter(|_| self.view.line_slots > 0) {
+            sharing.set_on_demand(OnDemand::Chunks);
+        }
         self.owner = Arc::downgrade(rank);
         let cuda_rank = Arc::new(self);
         if cuda_rank.sharing.is_some() {
@@ -452,6 +396,13 @@ impl CudaRank {
             Ok(_) if self.network.is_some() => name - abi::MAX_RANKS as i32,
             _ => name,
         }
+    }
+
+    /// Returns the rank as kernels see it now, for those that may use chunks.
+    pub fn with_chunks(&self) -> abi::Rank {
+        let mut view = self.view;
+        view.chunks = self.sharing.as_ref().map_or(view.chunks, |s| s.chunks.addresses());
+        view
     }
 
     /// Returns what this rank shares with its peers; `None` where no other rank is on this host.
@@ -701,12 +652,6 @@ impl CudaRank {
             kept
         }
     }
-}
-
-/// Copies to memory of the GPU. Requires its context to be current on this thread.
-fn upload<T>(to: u64, from: &[T]) -> Result<()> {
-    // SAFETY: memory of this size by the callers, and what is copied lives until it is done.
-    unsafe { cu!(cuMemcpyHtoD_v2(to, from.as_ptr().cast(), size_of_val(from))) }
 }
 
 /// Returns whether streams may share queues of the driver, which has 8 by default: a kernel may

@@ -1,14 +1,12 @@
 //! What a communicator and its calls cost: `oxccl-device-tests --costs` prints times and memory,
 //! and compares them with nothing.
 
+use crate::on_demand;
 use crate::rank::{Call, Memory, Outcome, Rank, ok};
 use crate::windows::{Window, wait};
-use oxccl::nccl::lifetime::ncclCommMemStats;
-use oxccl::nccl::types::ncclCommMemStat_t::ncclStatGpuMemTotal;
 use oxccl::nccl::types::ncclUniqueId;
 use oxccl_plan::{Collective, DataType, ReduceOp};
 use std::collections::BTreeMap;
-use std::mem::MaybeUninit;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -17,13 +15,6 @@ const ROUNDS: usize = 6;
 fn sum(bytes: usize) -> Call {
     let (collective, dtype, op) = (Collective::AllReduce, DataType::Float32, ReduceOp::Sum);
     Call { collective, count: bytes / 4, dtype, op, root: 0 }
-}
-
-fn memory(rank: &Rank) -> Outcome<u64> {
-    let mut bytes = 0;
-    // SAFETY: a place for the number.
-    ok(unsafe { ncclCommMemStats(rank.comm, MaybeUninit::new(ncclStatGpuMemTotal), &mut bytes) })?;
-    Ok(bytes)
 }
 
 fn ms(since: Instant) -> f64 {
@@ -107,7 +98,7 @@ fn of_rank(rank: i32, nranks: i32, ids: &[ncclUniqueId], met: &Barrier) -> Outco
         let start = Instant::now();
         let own = Rank::join(*id, nranks, rank)?;
         let made_ms = ms(start);
-        let at_first = memory(&own)?;
+        let at_first = on_demand::bytes(&own)?;
         let timed = |bytes| {
             met.wait();
             let start = Instant::now();
@@ -118,10 +109,10 @@ fn of_rank(rank: i32, nranks: i32, ids: &[ncclUniqueId], met: &Barrier) -> Outco
         let (first_ms, second_ms) = (timed(1024)?, timed(1024)?);
         timed(32 << 20)?;
         let end = Instant::now() + Duration::from_secs(5);
-        while memory(&own)? == at_first && Instant::now() < end {
+        while on_demand::bytes(&own)? == at_first && Instant::now() < end {
             std::thread::yield_now();
         }
-        let at_last = memory(&own)?;
+        let at_last = on_demand::bytes(&own)?;
         if round + 1 == ROUNDS {
             calls(&own, &data)?;
             puts(&own, &data)?;

@@ -11,6 +11,7 @@ mod failures;
 mod graphs;
 mod groups;
 mod messages;
+mod on_demand;
 mod options;
 mod order;
 mod rank;
@@ -116,6 +117,10 @@ const TESTS: &[Test] = &[
     Test { name: "copy engines sent astray", layouts: APART, body: engines::astray },
     Test { name: "copy engines beside windows", layouts: APART, body: engines::beside },
     Test { name: "copy engines and an abort", layouts: APART, body: engines::aborted },
+    Test { name: "memory as operations need it", layouts: APART, body: on_demand::grows },
+    Test { name: "two ranks begin with chunks", layouts: APART, body: on_demand::pairs_first },
+    Test { name: "chunks begin beside others", layouts: SINGLE, body: on_demand::beside_small },
+    Test { name: "chunks begin in a capture", layouts: APART, body: on_demand::captured },
     Test { name: "split and shrunk", layouts: APART, body: children::split_and_shrunk },
     Test {
         name: "streams one after the other",
@@ -137,12 +142,14 @@ const TESTS: &[Test] = &[
     Test { name: "messages that differ", layouts: APART, body: failures::messages },
     Test { name: "a put outside a window is told", layouts: APART, body: windows::outside },
     Test { name: "a rank that has left is awaited", layouts: APART, body: failures::left_behind },
+    Test { name: "who has left has no chunks", layouts: APART, body: on_demand::left_behind },
     Test { name: "half of a group", layouts: APART, body: failures::half_a_group },
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "abort when all is done", layouts: APART, body: failures::abort_at_the_end },
     Test { name: "a limit ends a wait", layouts: APART, body: failures::limit },
     Test { name: "a deadline names who takes no part", layouts: APART, body: failures::deadline },
     Test { name: CUT, layouts: PROCESSES, body: standstill::cut_off },
+    Test { name: KILLED[3], layouts: PROCESSES, body: on_demand::killed },
     Test { name: KILLED[2], layouts: PROCESSES, body: standstill::explained },
     Test { name: KILLED[1], layouts: PROCESSES, body: engines::killed },
     Test { name: KILLED[0], layouts: PROCESSES, body: failures::killed },
@@ -184,8 +191,12 @@ const BETWEEN_HOSTS: [&str; 31] = [
 ];
 
 /// The tests whose last rank does not end by itself.
-const KILLED: [&str; 3] =
-    ["a killed process is told", "copy engines and a killed process", "standstills are explained"];
+const KILLED: [&str; 4] = [
+    "a killed process is told",
+    "copy engines and a killed process",
+    "standstills are explained",
+    "a process killed before chunks is told",
+];
 
 /// The test whose ranks are on two hosts with a cable between them.
 const CUT: &str = "a cut cable is told";
@@ -379,6 +390,9 @@ fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
     }
     if !cuda && test.name.starts_with("copy engines") {
         return Some("host memory has none".into());
+    }
+    if test.name == "memory as operations need it" && (!cuda || nranks > 4) {
+        return Some("its bounds are those of two to four GPUs".into());
     }
     if test.name == CUT && nranks % 2 != 0 {
         return Some("needs two halves".into());

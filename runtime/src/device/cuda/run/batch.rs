@@ -69,6 +69,24 @@ fn fits(programs: &Programs, call: &Call) -> bool {
     in_lines && longest(plan, call) <= SLICE_BYTES
 }
 
+/// Returns whether a batch travels in chunks.
+pub fn takes_chunks(batch: &Batch) -> bool {
+    let longest = |(programs, call): &(Arc<Programs>, Call)| longest(&programs.any.plan, call);
+    let sum = batch.calls().iter().map(longest).sum();
+    let first = batch.calls().first();
+    first.is_some_and(|(programs, _)| unit_of(&programs.any.plan, sum) == Unit::Chunks)
+}
+
+/// Returns the unit of a batch of calls like those of a plan, with longest slices of so many bytes
+/// in all.
+fn unit_of(plan: &Plan, sum: u64) -> Unit {
+    match Unit::of(plan, sum) {
+        Unit::MediumPackets => Unit::Lines,
+        Unit::Chunks if sum <= LINES_BYTES => Unit::Lines,
+        unit => unit,
+    }
+}
+
 /// Launches the collectives of a batch.
 pub fn run(cuda_rank: &Arc<CudaRank>, batch: &Batch, launch: &Launch<'_>) -> Result<()> {
     let descriptor = batch.descriptor();
@@ -141,11 +159,7 @@ impl Spread {
     /// `plan` is the plan of one of them, which are alike.
     fn new(plan: &Plan, bytes: &[u64], most: u64) -> Self {
         let sum = bytes.iter().sum();
-        let unit = match Unit::of(plan, sum) {
-            Unit::MediumPackets => Unit::Lines,
-            Unit::Chunks if sum <= LINES_BYTES => Unit::Lines,
-            unit => unit,
-        };
+        let unit = unit_of(plan, sum);
         let clusters = gains_by_clusters(unit, sum);
         let slot = match unit {
             Unit::Packets | Unit::MediumPackets => abi::SLOT_DATA_BYTES,

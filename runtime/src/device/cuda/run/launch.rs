@@ -74,7 +74,7 @@ pub fn head(
         Some(Scale::At(Address(at))) => (abi::SCALE_AT, at as u64),
     };
     abi::Collective {
-        rank: cuda_rank.view,
+        rank: cuda_rank.with_chunks(),
         input: call.input as u64,
         output: call.output as u64,
         count,
@@ -150,7 +150,8 @@ pub fn usual_topology(nranks: u32, lines: bool) -> Topology {
     topology_of(nranks, abi::MAX_CHANNELS as u32, (true, lines), engines::least_bytes(false))
 }
 
-/// Launches an operation after all that the communicator has launched. Blocks: never.
+/// Launches an operation after all that the communicator has launched, which has the memory that it
+/// needs ([`chunks::prepare`](super::chunks::prepare)). Blocks: never.
 pub fn submit(cuda_rank: &Arc<CudaRank>, operation: &Operation, launch: &Launch<'_>) -> Result<()> {
     match operation {
         Operation::Collective(programs, call) => {
@@ -181,7 +182,7 @@ fn collective(
         if lines > room.all_lines()
             && let Some(sharing) = cuda_rank.sharing()
         {
-            sharing.want_stage();
+            sharing.want();
         }
         let (function, shape) =
             (cuda_rank.functions.packets[call.dtype as usize], packets(&room, call, lines));
@@ -418,7 +419,7 @@ fn bind(
     }
     argument.agrees = 1;
     if let Some(sharing) = cuda_rank.sharing() {
-        sharing.want_stage();
+        sharing.want();
     }
     if let Some(Bound { plan, program, .. }) = in_place(programs, call) {
         let ops = &entered(&program.ops);
@@ -469,7 +470,7 @@ type Queue<'a> = (u32, &'a [abi::Message]);
 
 fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], launch: &Launch<'_>) -> Result<()> {
     let mut exchange = abi::Exchange {
-        rank: cuda_rank.view,
+        rank: cuda_rank.with_chunks(),
         call: call_of(launch.number),
         lanes: 1,
         blocks: 1,

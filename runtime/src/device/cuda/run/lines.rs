@@ -359,7 +359,7 @@ const FULL_LANES_BYTES: u64 = 128 << 10;
 /// of lanes, and the slots of lines in a unit as in [`abi::Message`].
 pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
     let more = usize::from(view.nranks > 2);
-    if view.chunks_at != 0 && bytes > message_lines_bytes(view.nranks) {
+    if view.chunk_slots_at != 0 && bytes > message_lines_bytes(view.nranks) {
         let lanes = chunk_rings(view.nranks).1 / abi::MESSAGE_WARPS as u32;
         return (view.line_lanes.min(lanes), 0);
     }
@@ -694,7 +694,7 @@ mod tests {
 
     #[test]
     fn messages_have_lanes_that_there_are_and_units_that_leave_room_for_the_header() {
-        let (layout, parts) = (|n| Layout::new(n, true), |n| Private::new(n, 0));
+        let (layout, parts) = (|n| Layout::new(n, true), |n| Private::new(n, n, 0));
         let limits = [0, 1, 16 << 10, 64 << 10, FULL_LANES_BYTES, 512 << 10, 8 << 20, 32 << 20];
         for (nranks, line_lanes) in (2..=9).flat_map(|n| [1, 8, 32].map(|lanes| (n, lanes))) {
             let view = view((0, nranks), &layout(nranks), (0, &parts(nranks)));

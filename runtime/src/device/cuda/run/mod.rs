@@ -2,6 +2,7 @@
 //! take.
 
 pub mod batch;
+pub mod chunks;
 pub mod edges;
 pub mod engines;
 pub mod held;

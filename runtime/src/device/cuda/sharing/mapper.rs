@@ -8,6 +8,7 @@ use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Exported, Mapping};
 use crate::device::cuda::memory::shared::Memory;
 use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::sharing::chunks::{self, Known};
 use crate::device::cuda::sharing::exchange::{
     Address, BufferEvent, BufferMessage, Datagram, Inbound, Offered, Sent,
 };
@@ -31,9 +32,8 @@ use std::time::{Duration, Instant};
 
 /// The time between looks while peers have to answer or a socket is full.
 const SOON: Duration = Duration::from_millis(2);
-/// Bytes of the memory that is made after the first large operation: the large stage, and room for
-/// more packets.
-pub(in crate::device::cuda) const LATER_BYTES: usize = abi::STAGE_BYTES + abi::LARGE_PACKETS_BYTES;
+/// Bytes of the large stage, with room for more packets behind it.
+pub(in crate::device::cuda) const STAGE_BYTES: usize = abi::STAGE_BYTES + abi::LARGE_PACKETS_BYTES;
 /// The most messages that are taken from a socket at a time.
 const AT_A_TIME: usize = 64;
 /// The time between questions to a peer that does not answer.
@@ -53,6 +53,15 @@ pub struct Peer {
     pub here: bool,
 }
 
+/// The memory that a rank makes when an operation first gains by it, and shares with its peers.
+#[derive(Clone, Copy, Debug)]
+pub enum OnDemand {
+    /// The large stage, which operations do without until all ranks have it.
+    Stage,
+    /// The memory of chunks, for which operations wait.
+    Chunks,
+}
+
 /// The state of what a rank shares with its peers beyond the memory that it began with.
 pub struct Sharing {
     gpu: &'static Gpu,
@@ -65,12 +74,17 @@ pub struct Sharing {
     state: Mutex<MapperState>,
     /// The peers' windows as they are mapped here, by peer and place.
     windows: Mutex<HashMap<(u32, u64), abi::Window>>,
-    stage_wanted: AtomicBool,
+    on_demand: OnDemand,
+    /// The number at which the counters of chunks begin.
+    pub begins_at: u64,
+    wanted: AtomicBool,
+    /// The ranks' memory of chunks.
+    pub chunks: Known,
     /// A bit per peer whose kernels may still use this rank's memory after this rank has given up.
     fenced: AtomicU32,
     /// True if GPUs do not reach each other: then no memory of them is mapped.
     apart: bool,
-    /// Bytes of the large stage.
+    /// Bytes of the memory that was made on demand.
     pub bytes: AtomicU64,
 }
 
@@ -81,7 +95,8 @@ struct MapperState {
     /// The buffers that are the peers' windows, by peer and place.
     windows: HashMap<(u32, u64), Key>,
     datagrams: VecDeque<Queued>,
-    stage: Option<Arc<Memory>>,
+    /// What was made on demand.
+    made: Option<Arc<Memory>>,
     stream: Option<Private>,
     /// The stream that waits for operations, apart from `stream`, as no other work may wait for
     /// them.
@@ -151,7 +166,10 @@ impl Sharing {
             registry: Mutex::new(Registry::new(rank, nranks)),
             state: Mutex::default(),
             windows: Mutex::default(),
-            stage_wanted: AtomicBool::new(false),
+            on_demand: OnDemand::Stage,
+            begins_at: 0,
+            wanted: AtomicBool::new(false),
+            chunks: Known::default(),
             fenced: AtomicU32::new(0),
             apart: false,
             bytes: AtomicU64::new(0),
@@ -176,6 +194,11 @@ impl Sharing {
     /// Notes that GPUs do not reach each other: no memory of them is mapped from here on.
     pub fn note_no_peer_access(&mut self) {
         self.apart = true;
+    }
+
+    /// Sets what is made on demand.
+    pub fn set_on_demand(&mut self, on_demand: OnDemand) {
+        self.on_demand = on_demand;
     }
 
     /// Returns whether GPUs do not reach each other.
@@ -244,9 +267,9 @@ impl Sharing {
         lock(&self.registry)
     }
 
-    /// Requests the large stage, which is made in the background.
-    pub fn want_stage(&self) {
-        if !self.apart && !self.stage_wanted.swap(true, Ordering::Relaxed) {
+    /// Requests the memory that is made on demand, in the background.
+    pub fn want(&self) {
+        if !self.apart && !self.wanted.swap(true, Ordering::Relaxed) {
             wake();
         }
     }
@@ -331,26 +354,59 @@ impl Sharing {
         Ok(())
     }
 
-    fn make_stage(&self, state: &mut MapperState) -> Result<()> {
-        if state.stage.is_some() || !self.stage_wanted.load(Ordering::Relaxed) {
+    /// Returns whether a buffer is memory of chunks.
+    fn is_of_chunks(&self, number: u32) -> bool {
+        number == abi::ON_DEMAND_BUFFER && matches!(self.on_demand, OnDemand::Chunks)
+    }
+
+    /// Makes the memory that is made on demand, if it is wanted. Without memory of chunks the
+    /// communicator fails.
+    fn make_wanted(&self, state: &mut MapperState, cuda_rank: &CudaRank) -> Result<()> {
+        let lives = || cuda_rank.owner().is_some_and(|rank| rank.failure().is_none());
+        if state.made.is_some() || !self.wanted.load(Ordering::Relaxed) || !lives() {
             return Ok(());
         }
-        let bytes = LATER_BYTES;
-        let made = Memory::new(self.gpu, bytes, Private::of(&mut state.stream)?);
-        let stage = made.inspect_err(|error| {
-            // Operations continue with the small stage; the next large operation asks again.
-            self.stage_wanted.store(false, Ordering::Relaxed);
-            say(&format!("there is no room for a large stage: {error}"));
+        let stream = Private::of(&mut state.stream)?;
+        let made = match self.on_demand {
+            OnDemand::Stage => Memory::new(self.gpu, STAGE_BYTES, stream).map(|m| (m, STAGE_BYTES)),
+            OnDemand::Chunks => {
+                chunks::make(self.gpu, self.peers.len() as u32, self.begins_at, stream)
+            }
+        };
+        let (memory, bytes) = made.inspect_err(|error| {
+            self.wanted.store(false, Ordering::Relaxed);
+            match self.on_demand {
+                // Operations continue with the small stage; the next large operation asks again.
+                OnDemand::Stage => say(&format!("there is no room for a large stage: {error}")),
+                OnDemand::Chunks => cuda_rank.fail(error),
+            }
         })?;
-        let base = stage.at();
-        self.set_base(state, self.rank, abi::STAGE_BUFFER, base)?;
+        let base = memory.at();
+        if !self.is_of_chunks(abi::ON_DEMAND_BUFFER) {
+            self.set_base(state, self.rank, abi::ON_DEMAND_BUFFER, base)?;
+        }
         self.bytes.store(bytes as u64, Ordering::Relaxed);
-        state.stage = Some(stage);
-        self.registry().hold_stage(base, bytes as u64);
+        state.made = Some(memory);
+        self.registry().hold_on_demand(base, bytes as u64);
         Ok(())
     }
 
-    fn offer(&self, state: &mut MapperState, number: u32) {
+    /// Makes the own memory of chunks known to operations once all peers are told of it: who waits
+    /// for the others' memory then holds up no peer.
+    fn note_told(&self, state: &MapperState) {
+        let Some(memory) = state.made.as_ref().filter(|_| self.is_of_chunks(abi::ON_DEMAND_BUFFER))
+        else {
+            return;
+        };
+        let is_about =
+            |queued: &Queued| queued.about.is_some_and(|key| key.number == abi::ON_DEMAND_BUFFER);
+        let told = self.registry().get(abi::ON_DEMAND_BUFFER).state != State::Wanted;
+        if told && !state.datagrams.iter().any(is_about) {
+            self.chunks.set(self.rank, memory.at());
+        }
+    }
+
+    fn offer(&self, state: &mut MapperState, cuda_rank: &CudaRank, number: u32) {
         let buffer = self.registry().get(number);
         let exported = match self.all_here() {
             true => Ok(Exported::default()),
@@ -361,19 +417,23 @@ impl Sharing {
             let event = BufferEvent::Offer(Offered { base, len, window, exported });
             self.write_all(state, &BufferMessage { from: self.rank, number, generation, event });
         });
-        if let Err(error) = &told {
-            say(&format!("a buffer at {:#x} is not used in place: {error}", buffer.base));
+        match &told {
+            Err(error) if self.is_of_chunks(number) => cuda_rank.fail(error),
+            Err(error) => {
+                say(&format!("a buffer at {:#x} is not used in place: {error}", buffer.base));
+            }
+            Ok(()) => {}
         }
         let key = Key { number, generation: buffer.generation };
         self.registry().offered(key, told.is_ok());
     }
 
-    /// Makes the large stage if it is wanted, offers wanted buffers, begins to take back those that
-    /// are leaving, and asks peers about the fence.
+    /// Makes what is made on demand if it is wanted, offers wanted buffers, begins to take back
+    /// those that are leaving, and asks peers about the fence.
     fn tell(&self, state: &mut MapperState, cuda_rank: &CudaRank) -> Result<()> {
-        let staged = self.make_stage(state);
+        let made = self.make_wanted(state, cuda_rank);
         let wanted = self.registry().all(|state| state == State::Wanted);
-        wanted.into_iter().for_each(|number| self.offer(state, number));
+        wanted.into_iter().for_each(|number| self.offer(state, cuda_rank, number));
         let leaving = self.registry().leaving();
         for key in leaving {
             // Operations that still found the buffer ready have to end first.
@@ -381,7 +441,7 @@ impl Sharing {
             self.after_operations(state, cuda_rank, Later::Withdraw(key))?;
         }
         self.ask_fenced(state);
-        staged
+        made
     }
 
     /// Takes back the buffers whose memory was freed or replaced. If no call uses them again,
@@ -459,6 +519,12 @@ impl Sharing {
         };
         let base = mapping.address();
         self.close_later(state.mapped.insert((from, key.number), mapping));
+        if self.is_of_chunks(key.number) {
+            // All ranks have this memory, or none.
+            self.wanted.store(true, Ordering::Relaxed);
+            self.chunks.set(from, base);
+            return Ok(());
+        }
         if let Some(place) = place {
             state.windows.insert((from, place), key);
             self.set_window(state, from, place, abi::Window { number, base, bytes: len })?;
@@ -494,9 +560,16 @@ impl Sharing {
         match event {
             BufferEvent::Offer(offered) => {
                 let mapped = self.map(state, from, key, offered);
-                if let Err(error) = &mapped {
-                    let rank = self.peers[from as usize].rank;
-                    say(&format!("a buffer of rank {rank} is not used in place: {error}"));
+                let rank = self.peers[from as usize].rank;
+                match &mapped {
+                    Err(error) if self.is_of_chunks(number) => {
+                        let why = format!("its GPU memory cannot be mapped: {error}");
+                        cuda_rank.owner().inspect(|own| own.fail(own.lost(rank, why)));
+                    }
+                    Err(error) => {
+                        say(&format!("a buffer of rank {rank} is not used in place: {error}"));
+                    }
+                    Ok(()) => {}
                 }
                 let event = BufferEvent::Answer(mapped.is_ok());
                 self.write(
@@ -507,7 +580,7 @@ impl Sharing {
             }
             BufferEvent::Answer(has) => {
                 let ready = self.registry().answered(key, from, has);
-                if ready {
+                if ready && !self.is_of_chunks(number) {
                     self.set_ready(state, number, generation)?;
                 }
             }
@@ -597,6 +670,7 @@ impl Sharing {
         outcome = outcome.and(self.tell(&mut state, cuda_rank));
         self.settle(&mut state);
         self.post(&mut state);
+        self.note_told(&state);
         outcome?;
         let asks = self.fenced.load(Ordering::Acquire) != 0;
         let busy = asks || !state.datagrams.is_empty() || !state.later.is_empty();

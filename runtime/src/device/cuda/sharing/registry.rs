@@ -111,7 +111,7 @@ pub struct Found {
 const NONE: Buffer =
     Buffer { base: 0, len: 0, generation: 0, window: 0, state: State::Free, holders: 0 };
 
-/// The buffers of a rank by number; the first is the rank's large stage.
+/// The buffers of a rank by number; the first is what the rank makes on demand.
 pub struct Registry {
     buffers: Vec<Buffer>,
     /// The pieces of each buffer as they were registered, by address.
@@ -217,10 +217,10 @@ impl Registry {
         Some(Key { number, generation })
     }
 
-    /// Registers the large stage, to be mapped by the peers; it stays registered.
-    pub fn hold_stage(&mut self, base: u64, len: u64) {
+    /// Registers what was made on demand, to be mapped by the peers; it stays registered.
+    pub fn hold_on_demand(&mut self, base: u64, len: u64) {
         let state = State::Wanted;
-        self.buffers[abi::STAGE_BUFFER as usize] =
+        self.buffers[abi::ON_DEMAND_BUFFER as usize] =
             Buffer { base, len, generation: 1, window: 0, state, holders: 1 };
     }
 
@@ -426,7 +426,7 @@ mod tests {
         let held: Vec<Key> = (1..abi::BUFFERS as u64)
             .map(|i| registry.hold(i << 20, 64, piece(i << 20, i)).unwrap())
             .collect();
-        assert!(held.iter().all(|key| key.number != abi::STAGE_BUFFER));
+        assert!(held.iter().all(|key| key.number != abi::ON_DEMAND_BUFFER));
         assert_eq!(registry.hold(1, 64, piece(1, 0)), None);
         registry.release(held[9]);
         assert_eq!(registry.hold(1, 64, piece(1, 0)).unwrap().number, held[9].number);
