@@ -357,8 +357,14 @@ func (c *Comm) rest(ctx context.Context) error {
 	}
 }
 
-// String tells rank and size.
-func (c *Comm) String() string { return fmt.Sprintf("oxccl.Comm, rank %d of %d", c.rank, c.size) }
+// String tells rank and size, and whether it was closed or aborted.
+func (c *Comm) String() string {
+	closed := ""
+	if c.ended.Load() {
+		closed = ", closed"
+	}
+	return fmt.Sprintf("oxccl.Comm, rank %d of %d%s", c.rank, c.size, closed)
+}
 
 // Rank is this rank, from 0 on.
 func (c *Comm) Rank() int { return c.rank }

@@ -167,6 +167,9 @@ func TestSendRecv(t *testing.T) {
 		ok(t, AllReduce(background, c, x[:1], y[:1], Sum))
 		expect(t, "AllReduce", y[:1], 10)
 		ok(t, c.Close())
+		if text := c.String(); !strings.HasSuffix(text, ", closed") {
+			t.Error(text)
+		}
 	})
 }
 

@@ -4,6 +4,10 @@
 use std::any::Any;
 use std::fmt::Display;
 
+/// What to do where only a part of the ranks encrypts, or with other keys.
+pub(crate) const ENCRYPT_ALIKE: &str = "call ncclSetEncryption alike on all ranks before they make \
+     communicators, and give their key to `oxccl run` by --key FILE";
+
 /// The result of most functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -156,7 +160,7 @@ pub enum Error {
          OXCCL_SECRET_FILE with the same contents, and no two jobs the same address"
     )]
     Secret { at: String },
-    #[error("{at} {why}; call ncclSetEncryption alike on all ranks before they make communicators")]
+    #[error("{at} {why}; {ENCRYPT_ALIKE}")]
     Encryption { at: String, why: &'static str },
     #[error("internal error of OxCCL: {what}; please report it")]
     Internal { what: String },

@@ -412,7 +412,7 @@ class Comm:
         if size is None:
             self._create(options, _c.oxcclCommInitEnv)
         elif unique_id is None or rank is None:
-            raise TypeError(f"a communicator of {size} ranks needs the unique_id that they share, and this one's rank")
+            raise TypeError(f"a communicator of {_int('size', size)} ranks needs the unique_id that they share, and this one's rank")
         else:
             self._create(options, lambda place, config: _c.ncclCommInitRankConfig(
                 place, _int("size", size), _raw_id(unique_id), _int("rank", rank), config))

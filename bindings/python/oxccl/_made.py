@@ -28,6 +28,9 @@ class _Made:
     def __init__(self, comm, kept, handle):
         self._comm, self._kept, self._handle = comm, kept, handle
 
+    def __repr__(self) -> str:
+        return f"<oxccl.{type(self).__name__}{', closed' if self._handle is None else ''}>"
+
     def __enter__(self) -> Self:
         return self
 

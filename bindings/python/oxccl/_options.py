@@ -69,6 +69,8 @@ class CallOptions:
         unset = {"forceAlgSelection": 1, "userProfilerTag": 0, "algSelection": None, "launchCompletionEvent": None}
         for name in CALL_OPTIONS:
             setattr(self._config, name, unset.get(name, -(2**31)))
+        given = dict(fields, deadline_ms=deadline_ms, deterministic=deterministic, plan=plan)
+        self._given = {name: value for name, value in given.items() if value is not None}
         for name, value in fields.items():
             if name not in CALL_OPTIONS:
                 known = ", ".join(("plan", "deterministic", "deadline_ms", *CALL_OPTIONS))
@@ -80,7 +82,12 @@ class CallOptions:
         if deterministic is not None:
             self._add(of.oxcclOptionDeterministic, extension(i=_int("deterministic", deterministic)))
         if deadline_ms is not None:
+            if _int("deadline_ms", deadline_ms) < 1:
+                raise ValueError(f"deadline_ms is {deadline_ms}; expected 1 ms or more")
             self._add(of.oxcclOptionDeadlineMs, extension(i=_int("deadline_ms", deadline_ms)))
+
+    def __repr__(self) -> str:
+        return f"CallOptions({', '.join(f'{name}={value!r}' for name, value in self._given.items())})"
 
     def _value(self, name, value):
         """A field as C takes it."""

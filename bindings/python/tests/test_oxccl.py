@@ -646,14 +646,19 @@ def interface():
         same(comm.all_reduce(np.ones(3), op=double), np.full(3, 2.0))
     expect_error(oxccl.Error, "operation was closed", lambda: comm.all_reduce(np.ones(3), op=double))
     with comm.register(np.zeros(4)) as registered:
+        assert repr(registered) == "<oxccl.Registration>"
         comm.close()
     registered.close()
+    assert repr(registered) == "<oxccl.Registration, closed>"
     comm.close()
     comm.abort()
     assert repr(comm) == "<oxccl.Comm, rank 0 of 1, closed>"
     closed = expect_error(oxccl.Error, "closed or aborted", lambda: comm.all_reduce(np.zeros(3)))
     assert closed.code == ncclResult_t.ncclInvalidUsage
     expect_error(TypeError, "needs the unique_id", lambda: oxccl.Comm(4))
+    expect_error(TypeError, "size is 'a'", lambda: oxccl.Comm("a"))
+    assert repr(oxccl.CallOptions(maxCTAs=4, plan="ring")) == "CallOptions(maxCTAs=4, plan='ring')"
+    expect_error(ValueError, "deadline_ms is 0; expected 1", lambda: oxccl.CallOptions(deadline_ms=0))
 
 
 def interrupted():

@@ -241,7 +241,8 @@ unsafe fn text(pointer: *const c_char) -> String {
 /// Reads algSelection.
 fn selection(text: &str, function: &'static str) -> Result<Option<Selection>> {
     Selection::parse(text).map_err(|name| {
-        let got = format!("{text:?} with {name:?}");
+        let got =
+            if text == name { format!("{text:?}") } else { format!("{text:?} with {name:?}") };
         Error::argument(function, "algSelection", got, Selection::accepted())
     })
 }

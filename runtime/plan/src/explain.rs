@@ -163,9 +163,12 @@ fn reason(chosen: &Plan, all: &[Candidate], title: &str) -> String {
     if let Some((own, next)) = own.zip(next)
         && own.cost_us <= next.cost_us
     {
-        let less = (1.0 - own.cost_us / next.cost_us) * 100.0;
+        let less = ((1.0 - own.cost_us / next.cost_us) * 100.0).round();
         let name = next.plan.algorithm.name();
-        let _ = write!(text, ": by the cost model it takes {less:.0} % less than {name}");
+        let _ = match less {
+            0.0 => write!(text, ": by the cost model it takes as long as {name}"),
+            _ => write!(text, ": by the cost model it takes {less} % less than {name}"),
+        };
     }
     text + ".\n"
 }

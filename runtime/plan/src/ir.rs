@@ -402,12 +402,12 @@ impl Geometry {
             }
             if layout.inbox_blocks > 0 {
                 let part = room.stage_slot_elems / u64::from(layout.inbox_blocks);
-                window = window.min((part / align * align).max(1) * parts);
+                window = window.min((part / align * align).max(1).saturating_mul(parts));
             }
             if layout.message_parts > 0 {
                 let message = room.largest_message(layout, count);
                 let part = message / u64::from(layout.message_parts);
-                window = window.min((part / align * align).max(1) * parts);
+                window = window.min((part / align * align).max(1).saturating_mul(parts));
             }
         }
         let unit = parts * align;

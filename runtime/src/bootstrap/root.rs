@@ -3,7 +3,7 @@
 //! it over TCP.
 
 use super::wire::Frame;
-use crate::error::Error;
+use crate::error::{ENCRYPT_ALIKE, Error};
 use crate::log::{self, Level, Subsystem};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -147,10 +147,7 @@ impl Machine {
             return Vec::new();
         }
         self.members.insert(rank, address.to_owned());
-        let why = format!(
-            "(at {address}) {why}; call ncclSetEncryption alike on all ranks before they make \
-             communicators"
-        );
+        let why = format!("(at {address}) {why}; {ENCRYPT_ALIKE}");
         self.blame(rank, &why)
     }
 

@@ -395,7 +395,7 @@ impl Communicator {
         let engine_bytes = spares.and_then(|spares| self.executor.engine_bytes(spares));
         let engine_bytes = engine_bytes.unwrap_or(self.topology.engine_bytes);
         let topology = Topology { switch, engine_bytes, ..self.topology };
-        let topology = options.max_blocks.map_or(topology, |most| topology.in_blocks(most));
+        let topology = options.most_blocks().map_or(topology, |most| topology.in_blocks(most));
         let mut candidates = self.candidates(key, &topology, options)?;
         if let Some((tuner, function)) = self.tuner.as_ref().zip(nccl::tunable(spec.collective)) {
             let bytes = bytes * u64::from(spec.largest_blocks());

@@ -9,6 +9,7 @@ use crate::config::accepted::{
 use crate::device::Wishes;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
+use crate::op::EFFICIENT_BLOCKS;
 use std::time::Duration;
 
 /// NCCL's upper limit of thread blocks and channels.
@@ -283,8 +284,10 @@ impl Options {
 
     /// Returns the options that concern the device.
     pub(super) fn of_device(&self) -> Wishes {
+        let efficient = self.cta_policy & POLICY_EFFICIENCY != 0;
+        let most = if efficient { u32::from(EFFICIENT_BLOCKS) } else { u32::MAX };
         Wishes {
-            max_blocks: u32::try_from(self.max_ctas).unwrap_or(1),
+            max_blocks: u32::try_from(self.max_ctas).unwrap_or(1).min(most),
             spares_blocks: self.cta_policy & POLICY_ZERO != 0,
             mixes_graphs: self.graph_usage_mode == 2,
         }

@@ -63,7 +63,7 @@ impl Programs {
 
     /// Returns the most thread blocks of a call, of `most` that its communicator has.
     pub fn blocks(&self, most: u32) -> u32 {
-        self.options.max_blocks.map_or(most, |own| most.min(own.into()))
+        self.options.most_blocks().map_or(most, |own| most.min(own.into()))
     }
 
     /// Returns the descriptor of a call of these programs.

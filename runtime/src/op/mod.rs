@@ -18,5 +18,5 @@ pub use collective::{Bound, Call, Programs, Scale};
 pub(crate) use one_sided::beyond;
 pub use one_sided::{Awaiting, OneSided, Put};
 pub use operation::Operation;
-pub use options::{BlockPolicy, CallOptions};
+pub use options::{BlockPolicy, CallOptions, EFFICIENT_BLOCKS};
 pub use transfer::{Transfer, Transfers};

@@ -15,6 +15,10 @@ pub enum BlockPolicy {
     Zero = 3,
 }
 
+/// The most thread blocks under [`BlockPolicy::Efficiency`]: half of the usual ones, which reach
+/// three quarters of their speed or more (docs/performance.md).
+pub const EFFICIENT_BLOCKS: u8 = 16;
+
 /// The options of one call. The default is those of a plain call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallOptions {
@@ -43,6 +47,12 @@ const POLICY_AT: u32 = 7;
 const EVENT_AT: u32 = 9;
 
 impl CallOptions {
+    /// Returns the most thread blocks that the call may take; `None`: those of the communicator.
+    pub fn most_blocks(&self) -> Option<u8> {
+        let efficient = self.policy == Some(BlockPolicy::Efficiency);
+        self.max_blocks.into_iter().chain(efficient.then_some(EFFICIENT_BLOCKS)).min()
+    }
+
     /// Returns the options that all ranks have to give alike, in [`AGREED_BITS`] bits; 0 for a
     /// plain call. Algorithms are compared by themselves, and the other options are each rank's
     /// own.

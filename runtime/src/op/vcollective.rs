@@ -91,7 +91,7 @@ pub fn transfers(
         let size = |bytes: usize| counted(bytes, "byte", "bytes");
         let got = format!("{} for rank {rank} itself", size(kept.1));
         let expected = format!("{}, what it sends to itself", size(kept.0));
-        return Err(Error::argument(function, "its receive count", got, expected));
+        return Err(Error::argument(function, "recvcounts", got, expected));
     }
     let direction = |base: *mut u8, parts, send| {
         let numbered = (0u32..).zip(parts).filter(|(_, part): &(u32, &Part)| part.bytes > 0);

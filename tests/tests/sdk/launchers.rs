@@ -11,9 +11,14 @@ use std::time::{Duration, Instant};
 
 /// The first example, compiled.
 pub(crate) fn hello(folder: &Path) -> PathBuf {
-    let program = folder.join("hello");
+    compiled(folder, "hello")
+}
+
+/// A program of this name, compiled.
+fn compiled(folder: &Path, name: &str) -> PathBuf {
+    let program = folder.join(name);
     let mut command = Command::new("cc");
-    command.arg(Path::new(ROOT).join("tests/sdk/hello.c"));
+    command.arg(Path::new(ROOT).join(format!("tests/sdk/{name}.c")));
     command.args(pkg_config(prefix(), &["--cflags", "--libs", "oxccl"]));
     succeed(command.arg("-o").arg(&program));
     program
@@ -186,4 +191,39 @@ fn torchruns_variables() {
         assert_eq!(status, Some(0), "{text}");
         assert!(text.contains(&format!("rank {rank} of 4: all right")), "{text}");
     }
+}
+
+#[test]
+fn ranks_that_encrypt_meet_under_oxccl_run_with_their_key() {
+    const KEY: &str = "the key of all ranks";
+    if !have("cc") || !have("pkg-config") {
+        return;
+    }
+    let folder = folder("encrypted");
+    let program = compiled(&folder, "encrypted");
+    let file = folder.join("key");
+    let launch = |options: &[&str], key: &str| {
+        let mut command = Command::new(prefix().join("bin/oxccl"));
+        command.args(["run", "-n", "3"]).args(options).arg(&program).arg(key);
+        run(prefix(), &mut command)
+    };
+    let with = ["--key", file.to_str().expect("a path")];
+    for contents in [KEY.to_owned(), format!("{KEY}\n")] {
+        std::fs::write(&file, contents).expect("a file");
+        let (status, text) = launch(&with, KEY);
+        assert_eq!(status, Some(0), "{text}");
+    }
+    for (options, key, told) in [
+        (&with[..], "the key of nobody else", "has another key for encrypted connections"),
+        (&[], KEY, "give their key to `oxccl run` by --key FILE"),
+    ] {
+        let (status, text) = launch(options, key);
+        assert!(status == Some(1) && text.contains(told), "{status:?} {text}");
+    }
+    std::fs::write(&file, "too short").expect("a file");
+    let (status, text) = launch(&with, KEY);
+    assert!(
+        status == Some(1) && text.contains("9 bytes; expected a line of at least 16"),
+        "{text}"
+    );
 }

@@ -5,6 +5,7 @@ use crate::perf::options::{Kind, size};
 use oxccl_plan::select::{self, Policy, Topology};
 use oxccl_plan::words::counted;
 use oxccl_plan::{Spec, explain, lines};
+use oxccl_runtime::bootstrap::root::MAX_RANKS;
 use oxccl_runtime::config::Config;
 use oxccl_runtime::{comm, device};
 use std::process::ExitCode;
@@ -62,6 +63,10 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    if options.ranks > MAX_RANKS {
+        let text = format!("--ranks {}: a communicator has at most {MAX_RANKS}", options.ranks);
+        return Err(Error::Options(text));
+    }
     let kinds = options.collective.wanted(options.ranks).map_err(Error::Options)?;
     if options.root >= options.ranks {
         let text = format!(

@@ -12,6 +12,8 @@ pub(crate) use hosts::Host;
 use hosts::{Part, Seat};
 use job::{Job, Member};
 use output::{Output, Showing};
+use oxccl_plan::words::counted;
+use oxccl_runtime::bootstrap::encryption::{self, Key, LEAST_KEY_BYTES};
 use oxccl_runtime::bootstrap::{self, rendezvous};
 use secret::SecretFile;
 use signals::Signals;
@@ -76,6 +78,10 @@ pub(crate) struct Options {
     /// Time after which the ranks are told to end (SIGTERM); the exit code is 124 then.
     #[arg(long, value_name = "TIME", value_parser = Time::some)]
     pub(crate) timeout: Option<Time>,
+    /// A file with the key that the ranks give to ncclSetEncryption, a line of 16 bytes or more:
+    /// the ranks meet at this command, which has to encrypt as well.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
     /// Write the output of rank N to the files rank-N.out and rank-N.err of this folder.
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
@@ -92,8 +98,8 @@ impl Options {
     /// Returns the options of a program that runs on so many ranks, with nothing else asked for.
     pub(crate) fn plain(ranks: u32, pin: bool, program: Vec<OsString>) -> Self {
         let (grace, timeout, output, tag_output) = (Time::seconds(10), None, None, Tag::No);
-        let (host, ssh, part) = (Vec::new(), PathBuf::new(), None);
-        Self { ranks, host, ssh, part, pin, grace, timeout, output, tag_output, program }
+        let (host, ssh, part, key) = (Vec::new(), PathBuf::new(), None, None);
+        Self { ranks, host, ssh, part, pin, grace, timeout, key, output, tag_output, program }
     }
 }
 
@@ -158,6 +164,7 @@ impl FromStr for Time {
 pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     // Before any thread is started: threads inherit the mask of the one that starts them.
     let signals = Signals::block();
+    options.key.as_deref().map_or(Ok(()), use_key)?;
     let id = match options.part {
         Some(_) => hosts::id_of_part()?,
         None => bootstrap::new_unique_id()?,
@@ -196,6 +203,19 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     let code = job.wait();
     let whole = showing.is_none_or(Showing::finish);
     Ok(if whole || code != ExitCode::SUCCESS { code } else { ExitCode::FAILURE })
+}
+
+/// Encrypts the connections with the ranks with the key in a file.
+fn use_key(path: &Path) -> Result<()> {
+    let failed = |why: String| Error::Options(format!("--key {}: {why}", path.display()));
+    let text = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
+    let text = text.strip_suffix(b"\n").unwrap_or(&text);
+    if text.len() < LEAST_KEY_BYTES || text.contains(&b'\n') {
+        let bytes = counted(text.len(), "byte", "bytes");
+        return Err(failed(format!("{bytes}; expected a line of at least {LEAST_KEY_BYTES}")));
+    }
+    encryption::set_key(Some(Key::new(text)));
+    Ok(())
 }
 
 fn spawn(

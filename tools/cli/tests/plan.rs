@@ -136,6 +136,11 @@ fn plans_are_explained_and_variables_listed() {
     let (_, after) = out.split_once(mapped).expect("the other memory is explained, too");
     let lines: Vec<&str> = after.lines().take(3).collect();
     assert!(lines[1].contains(" us for any size + ") && lines[2].contains("reads "), "{out}");
+    let among_gpus = ["plan", "all", "-n", "4", "-b", "4M", "--device", "cuda", "--explain"];
+    let Ended { code, out, err } = oxccl(&[], &among_gpus);
+    assert!(code == Some(0) && out.contains(" is chosen for any memory"), "{out} {err}");
+    let Ended { code, err, .. } = oxccl(&[], &["plan", "all_reduce", "-n", "65537"]);
+    assert!(code == Some(1) && err.contains("--ranks 65537: a communicator has at most"), "{err}");
     let Ended { code, out, .. } = oxccl(&[], &["env"]);
     assert!(code == Some(0) && out.contains("NCCL_SOCKET_IFNAME"), "{out}");
     let Ended { code, out, err } = oxccl(&[("OXCCL_DEVICE", "gpu")], &["env", "--changed"]);

@@ -48,3 +48,7 @@ function close_all(status = 0)
         end
     end
 end
+
+# What Julia shows by itself are addresses and what is kept.
+Base.show(io::IO, s::Stream) = print(io, s.handle == C_NULL ? "Stream(closed)" : "Stream()")
+Base.show(io::IO, ::Event) = print(io, "Event()")

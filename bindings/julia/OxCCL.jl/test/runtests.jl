@@ -302,6 +302,7 @@ end
     on_device(OxCCL.oxcclDeviceHost, 3) do
         id = UniqueId()
         @test repr(id) == string(id) == "UniqueId(secret)"
+        @test repr(Stream()) == "Stream()" && repr(Event()) == "Event()"
         alone = Comm(1, id, 0)
         @test OxCCL.device(alone) == 3 && OxCCL.device() == (OxCCL.oxcclDeviceHost, 3)
         close(alone)
@@ -530,6 +531,7 @@ end
             (() -> Allreduce!(view(x, 1:2:3), +, c)) => "collect(x) makes one",
             (() -> Bcast!(view(x, 1:2:3), c)) => "collect(x) makes one",
             (() -> Allreduce!(x, c)) => "an operation before the communicator",
+            (() -> Allreduce(nothing, +, c)) => "Allreduce takes arrays; got a Nothing",
             (() -> Allreduce!(3, +, c)) => "Allreduce! takes arrays; got a $Int",
             (() -> Comm(4)) => "Comm(size, id, rank) takes a UniqueId",
         ]

@@ -128,7 +128,7 @@ impl<'a> Setting<'a> {
         case: &Case,
         place: Place,
         rounds: &[Times],
-        wrong: u64,
+        [wrong, blocks]: [f64; 2],
     ) -> Row {
         let mean = |of: fn(&Times) -> f64| rounds.iter().map(of).sum::<f64>() / rounds.len() as f64;
         let times = rounds.iter().map(|times| times.time_us);
@@ -153,8 +153,9 @@ impl<'a> Setting<'a> {
             cpu_us: mean(|times| times.cpu_us),
             algbw,
             busbw: algbw * case.bus_factor(),
+            blocks: self.device.is_cuda().then_some(blocks as u32),
             ratio: None,
-            wrong,
+            wrong: wrong as u64,
         }
     }
 
@@ -190,9 +191,11 @@ impl<'a> Setting<'a> {
             }
             let mut rows = Vec::new();
             for (player, rounds) in players.iter_mut().zip(&rounds) {
-                let [wrong, _] =
-                    player.turn(everyone, |team| Ok([team.check(case, place)? as f64, 0.0]))?;
-                rows.push(self.row(player, case, place, rounds, wrong as u64));
+                let checked = player.turn(everyone, |team| {
+                    let blocks = f64::from(team.blocks(case, place)?);
+                    Ok([team.check(case, place)? as f64, blocks])
+                })?;
+                rows.push(self.row(player, case, place, rounds, checked));
             }
             if let [first, .., last] = &mut rows[..] {
                 first.ratio = Some(last.time_us / first.time_us);

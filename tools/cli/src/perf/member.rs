@@ -2,6 +2,7 @@
 
 use super::buffer::{Buffer, Memory};
 use super::case::Case;
+use super::cuda;
 use super::data;
 use super::options::{Kind, Options};
 use super::report::Place;
@@ -119,6 +120,17 @@ impl Member {
             api.graph_instantiate(self.rank, &mut self.graph, graph)?;
             api.graph_destroy(self.rank, graph, std::ptr::null_mut())
         }
+    }
+
+    /// Ends a capture on a GPU; returns the thread blocks of the kernel that has most of them.
+    pub(super) fn captured_blocks(&self, api: &Api) -> Result<u32> {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the place is writable and the stream alive.
+        unsafe { api.end_capture(self.rank, self.stream, &mut graph) }?;
+        let blocks = cuda::most_blocks(graph);
+        // SAFETY: the handle is alive and used no more.
+        unsafe { api.graph_destroy(self.rank, graph, std::ptr::null_mut()) }?;
+        blocks
     }
 
     /// Launches the graph once.

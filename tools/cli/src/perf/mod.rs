@@ -59,7 +59,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         None if options.ranks.is_some() || processes * libraries > 1 => {
             // Told once, before each rank would.
             let per_process = options.threads.saturating_mul(options.per_thread);
-            options.roots(processes.saturating_mul(per_process)).map_err(Error::Options)?;
+            let ranks = processes.saturating_mul(per_process);
+            options.roots(ranks).map_err(Error::Options)?;
+            if Device::find(options, &Api::built_in(), 0)?.gpus().is_none() {
+                check_memory(options.max_bytes, ranks.saturating_mul(libraries))?;
+            }
             let own = std::env::current_exe().map_err(|e| Error::File {
                 path: "this program".to_owned(),
                 cause: e.to_string(),
@@ -104,6 +108,28 @@ fn default_processes(options: &Options) -> Result<(u32, Option<&'static str>)> {
     }
     let gpus = Device::find(options, &Api::built_in(), 0)?.gpus();
     Ok((usual_processes(gpus), Some(reason(gpus, processors()))))
+}
+
+/// Fails if the buffers of all ranks do not fit the memory of the host, whose kernel would kill one
+/// of them.
+fn check_memory(max_bytes: u64, ranks: u32) -> Result<()> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let found = text.split_once("MemAvailable:").and_then(|(_, rest)| {
+        rest.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    });
+    let needed = max_bytes.saturating_mul(2).saturating_mul(ranks.into());
+    match found {
+        Some(available) if needed > available => {
+            let mib = [needed, available].map(|bytes| bytes >> 20);
+            let ranks = counted(ranks, "rank has", "ranks have");
+            Err(Error::Options(format!(
+                "-e: {ranks} buffers of {} MiB, and {} MiB are available; expected a smaller size, \
+                 or fewer ranks",
+                mib[0], mib[1]
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn processors() -> usize {

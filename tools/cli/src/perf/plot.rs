@@ -240,6 +240,7 @@ mod tests {
             time_us: 3.0 + bytes as f64 / 1e3,
             time_us_min: 3.0,
             cpu_us: 1.0,
+            blocks: None,
             algbw: 1.0,
             busbw: 1.0 + bytes as f64,
             ratio,

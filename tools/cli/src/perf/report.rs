@@ -82,6 +82,10 @@ pub(super) struct Row {
     pub(super) time_us_min: f64,
     /// The time that a call takes on the processor.
     pub(super) cpu_us: f64,
+    /// The thread blocks of the operation's kernel that has most of them, on GPUs: as many
+    /// multiprocessors at most are busy with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) blocks: Option<u32>,
     pub(super) algbw: f64,
     pub(super) busbw: f64,
     /// The other library's time over this one's, in the rows of the first library.
@@ -246,13 +250,21 @@ impl<'a> Report<'a> {
             format!("#{size:>12} {count:>13} {dtype:>9} {op:>7} {root:>6}")
         };
         let names = left(["size", "count", "type", "redop", "root"]);
-        self.say(format_args!("{names} | {:^39} | {:^39}{ratio}", "out-of-place", "in-place"));
-        let columns =
-            format!("{:>9} {:>6} {:>8} {:>7} {:>5}", "time", "cpu", "algbw", "busbw", "#wrong");
+        // On GPUs there is a column more.
+        let [sms, pad] = if self.head.device == "cuda" { [" SMs", "    "] } else { [""; 2] };
+        let width = 39 + sms.len();
+        self.say(format_args!(
+            "{names} | {:^width$} | {:^width$}{ratio}",
+            "out-of-place", "in-place"
+        ));
+        let columns = format!(
+            "{:>9} {:>6}{sms} {:>8} {:>7} {:>5}",
+            "time", "cpu", "algbw", "busbw", "#wrong"
+        );
         let kinds = left(["(B)", "(elements)", "", "", ""]);
         self.say(format_args!("{kinds} | {columns} | {columns} {meaning}"));
         let units =
-            format!("{:>9} {:>6} {:>8} {:>7} {:>6}", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
+            format!("{:>9} {:>6}{pad} {:>8} {:>7} {:>6}", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
         self.say(format_args!("{} | {units} | {units}", left([""; 5])));
     }
 
@@ -337,12 +349,19 @@ impl<'a> Report<'a> {
 /// Returns a line for each library, with the ratios in that of the last one. The rows are those out
 /// of place of each library, and then those in place, if there are any.
 fn table(rows: &[Row]) -> Vec<String> {
+    let on_gpus = rows.iter().any(|row| row.blocks.is_some());
     let columns = |row: Option<&Row>| match row {
-        Some(r) => format!(
-            "{:>9.2} {:>6.2} {:>8.2} {:>7.2} {:>6}",
-            r.time_us, r.cpu_us, r.algbw, r.busbw, r.wrong
-        ),
-        None => format!("{:>9} {:>6} {:>8} {:>7} {:>6}", "-", "-", "-", "-", "-"),
+        Some(r) => {
+            let blocks = r.blocks.map_or_else(String::new, |blocks| format!("{blocks:>4}"));
+            format!(
+                "{:>9.2} {:>6.2}{blocks} {:>8.2} {:>7.2} {:>6}",
+                r.time_us, r.cpu_us, r.algbw, r.busbw, r.wrong
+            )
+        }
+        None => {
+            let blocks = if on_gpus { "   -" } else { "" };
+            format!("{:>9} {:>6}{blocks} {:>8} {:>7} {:>6}", "-", "-", "-", "-", "-")
+        }
     };
     let (out, within) = rows.split_at(rows.iter().filter(|row| !row.in_place).count());
     let line = |(i, row): (usize, &Row)| {

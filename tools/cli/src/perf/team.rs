@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Team<'a> {
     api: Api,
     options: &'a Options,
+    device: Device,
     threads: Vec<Vec<Member>>,
     nranks: u32,
     control: &'a Control,
@@ -88,7 +89,7 @@ impl<'a> Team<'a> {
                 api.group_end(first)?;
             }
         }
-        Ok(Self { api, options, threads, nranks, control, iteration: 0 })
+        Ok(Self { api, options, device, threads, nranks, control, iteration: 0 })
     }
 
     pub(super) fn api(&self) -> Api {
@@ -223,6 +224,25 @@ impl<'a> Team<'a> {
             Ok(0)
         })
         .map(|_| ())
+    }
+
+    /// Returns the thread blocks of the kernel of the operation that has most of them, on any rank;
+    /// 0 on the host.
+    pub(super) fn blocks(&mut self, case: &Case, place: Place) -> Result<u32> {
+        if !self.device.is_cuda() {
+            return Ok(0);
+        }
+        let (most, group) = (AtomicU64::new(0), self.options.aggregate);
+        self.on_threads(|api, members, _| {
+            members.iter().try_for_each(|member| member.capture_begin(api))?;
+            launch_all(api, members, case, place, group)?;
+            for member in members.iter() {
+                let blocks = u64::from(member.captured_blocks(api)?);
+                most.fetch_max(blocks, Ordering::Relaxed);
+            }
+            Ok(0)
+        })?;
+        Ok(self.control.reduce(most.into_inner() as f64, ReduceOp::Max)? as u32)
     }
 
     fn forget_graphs(&mut self) -> Result<()> {
