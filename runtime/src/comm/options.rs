@@ -365,6 +365,8 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(options, expected);
+        assert_eq!(options.of_device().max_blocks, u32::from(EFFICIENT_BLOCKS));
+        assert_eq!(Options::default().of_device().max_blocks, MAX_CTAS as u32);
         let texts = ["NCCL_MIN_CTAS=0 is ignored", "NCCL_COLLNET_ENABLE=perhaps is ignored"];
         assert!(warnings.len() == 2 && warnings.iter().zip(texts).all(|(w, t)| w.contains(t)));
     }

@@ -87,6 +87,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn efficiency_and_a_maximum_both_bound_the_thread_blocks() {
+        let most = |max_blocks, policy| {
+            CallOptions { max_blocks, policy, ..CallOptions::default() }.most_blocks()
+        };
+        let efficient = Some(BlockPolicy::Efficiency);
+        assert_eq!([most(None, None), most(Some(4), None)], [None, Some(4)]);
+        assert_eq!([most(None, efficient), most(Some(4), efficient)], [Some(16), Some(4)]);
+        assert_eq!(most(Some(20), efficient), Some(16));
+        assert_eq!(most(None, Some(BlockPolicy::Zero)), None);
+    }
+
+    #[test]
     fn what_ranks_agree_on_is_told_and_fits_its_bits() {
         let mut seen = std::collections::HashSet::new();
         let policies = [BlockPolicy::Default, BlockPolicy::Efficiency, BlockPolicy::Zero];

@@ -14,6 +14,7 @@ use oxccl_kernels::abi;
 use oxccl_plan::lines::is_chain;
 use oxccl_plan::words::counted;
 use oxccl_plan::{Carrier, Plan};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// The longest slices, in bytes, of collectives that run together: larger ones fill the links
@@ -109,8 +110,7 @@ pub fn run(cuda_rank: &Arc<CudaRank>, batch: &Batch, launch: &Launch<'_>) -> Res
         let phases = phases.as_ref().ok_or_else(unfit)?;
         Ok(argument(head, phases, plan, call, (&shape, spread.roles)))
     };
-    let (count, bounds) = (calls.len() as u32, spread.bounds(&bytes));
-    let programs = [program(0)?; abi::BATCH];
+    let count = calls.len() as u32;
     let Shape { blocks, channels, .. } = spread.shape;
     if blocks * channels < u64::from(count) {
         let blocks = counted(blocks, "thread block", "thread blocks");
@@ -118,9 +118,18 @@ pub fn run(cuda_rank: &Arc<CudaRank>, batch: &Batch, launch: &Launch<'_>) -> Res
         let what = format!("{count} collectives on {blocks} of {channels}");
         return Err(Error::Internal { what });
     }
-    let mut argument = abi::LineBatch { programs, count, first: bounds };
-    for (i, place) in argument.programs.iter_mut().enumerate().take(calls.len()).skip(1) {
-        *place = program(i)?;
+    // Kernels read no more programs than there are, and to fill all of them takes microseconds.
+    let mut argument = MaybeUninit::<abi::LineBatch>::uninit();
+    let at = argument.as_mut_ptr();
+    for i in 0..calls.len() {
+        let program = program(i)?;
+        // SAFETY: fields of the argument, and a program for which it has room.
+        unsafe { (&raw mut (*at).programs[i]).write(program) };
+    }
+    // SAFETY: as above.
+    unsafe {
+        (&raw mut (*at).count).write(count);
+        (&raw mut (*at).first).write(spread.bounds(&bytes));
     }
     let functions = cuda_rank.functions;
     let [packets, lines, chunks] = match of_first.spec.nranks {
