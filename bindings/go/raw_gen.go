@@ -50,8 +50,8 @@ func ncclCommGrow(comm C.ncclComm_t, nRanks C.int, uniqueId *C.ncclUniqueId, ran
 // Leaves the reduction of all ranks' inputs in every rank's output.
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// Blocks: never, except for memory at the first large call on GPUs; complete when
+// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 func ncclAllReduce(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclAllReduce(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
 }
@@ -59,18 +59,17 @@ func ncclAllReduce(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.siz
 // Copies the root's input to every rank's output.
 //
 // `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
-// datatype; may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// datatype; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+// GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 func ncclBroadcast(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclBroadcast(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream))
 }
 
 // Copies the root's buffer to every rank's; ncclBroadcast in place.
 //
-// `buff`: in at the root, out elsewhere, count × datatype.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// `buff`: in at the root, out elsewhere, count × datatype. Blocks: never, except for memory at the
+// first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+// nothing is done.
 func ncclBcast(buff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclBcast(buff, count, C.ncclDataType_t(datatype), root, comm, stream))
 }
@@ -78,9 +77,8 @@ func ncclBcast(buff unsafe.Pointer, count C.size_t, datatype DataType, root C.in
 // Leaves the reduction of all ranks' inputs in the root's output.
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
-// elsewhere; may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// elsewhere; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+// GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 func ncclReduce(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, op RedOp, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclReduce(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), root, comm, stream))
 }
@@ -88,9 +86,8 @@ func ncclReduce(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t
 // Leaves block r of the reduction of all ranks' inputs in the output of rank r.
 //
 // `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
-// `sendbuff + rank × recvcount`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// `sendbuff + rank × recvcount`. Blocks: never, except for memory at the first large call on GPUs;
+// complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 func ncclReduceScatter(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclReduceScatter(sendbuff, recvbuff, recvcount, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
 }
@@ -98,9 +95,9 @@ func ncclReduceScatter(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, recvcou
 // Leaves the inputs of all ranks, in rank order, in every rank's output.
 //
 // `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
-// with `sendbuff` at `recvbuff + rank × sendcount`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// with `sendbuff` at `recvbuff + rank × sendcount`. Blocks: never, except for memory at the first
+// large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+// nothing is done.
 func ncclAllGather(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, sendcount C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclAllGather(sendbuff, recvbuff, sendcount, C.ncclDataType_t(datatype), comm, stream))
 }
@@ -108,9 +105,8 @@ func ncclAllGather(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, sendcount C
 // Leaves block r of every rank's input, in rank order, in the output of rank r.
 //
 // `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
-// `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// `sendbuff`. Blocks: never, except for memory at the first large call on GPUs; complete when
+// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 func ncclAlltoAll(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclAlltoAll(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), comm, stream))
 }
@@ -118,19 +114,19 @@ func ncclAlltoAll(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size
 // Leaves the inputs of all ranks, in rank order, in the root's output.
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
-// elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// elsewhere; in place with `sendbuff` at `recvbuff + root × count`. Blocks: never, except for
+// memory at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says
+// so. 0 elements: nothing is done.
 func ncclGather(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclGather(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream))
 }
 
 // Leaves block r of the root's input in the output of rank r.
 //
-// `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
-// count × datatype; in place at `sendbuff + root × count`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out, count
+// × datatype; in place at `sendbuff + root × count`. Blocks: never, except for memory at the first
+// large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+// nothing is done.
 func ncclScatter(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclScatter(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream))
 }
@@ -138,8 +134,8 @@ func ncclScatter(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_
 // Sends to rank `peer`, which has to receive as much.
 //
 // `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// Blocks: never, except for memory at the first large call on GPUs; complete when
+// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 func ncclSend(sendbuff unsafe.Pointer, count C.size_t, datatype DataType, peer C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclSend(sendbuff, count, C.ncclDataType_t(datatype), peer, comm, stream))
 }
@@ -147,8 +143,8 @@ func ncclSend(sendbuff unsafe.Pointer, count C.size_t, datatype DataType, peer C
 // Receives from rank `peer`, which has to send as much.
 //
 // `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// Blocks: never, except for memory at the first large call on GPUs; complete when
+// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 func ncclRecv(recvbuff unsafe.Pointer, count C.size_t, datatype DataType, peer C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclRecv(recvbuff, count, C.ncclDataType_t(datatype), peer, comm, stream))
 }
@@ -320,7 +316,8 @@ func ncclGroupStart() error {
 }
 
 // Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
-// returned. Blocks: only for communicators that the group makes.
+// returned. Blocks: for communicators that the group makes, and for memory at the first large
+// calls on GPUs.
 func ncclGroupEnd() error {
 	return failed(C.oxgo_ncclGroupEnd())
 }
@@ -848,8 +845,8 @@ func oxcclStreamHostFunc(stream C.cudaStream_t, func_ C.oxcclHostFn_t, arg unsaf
 // returns; a part without elements is not looked at, and its displacement may be anything. If the
 // two ranks of a part disagree on its count, the error names both ranks where a piece has another
 // length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its
-// data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on
-// `stream` says so.
+// data directly to every other one. Blocks: never, except for memory at the first large call on
+// GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
 }
@@ -860,8 +857,8 @@ func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsaf
 // `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
 // not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
 // call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
-// other: with equal counts ncclReduceScatter is the faster one. Blocks: never; complete when
-// oxcclStreamSynchronize on `stream` says so.
+// other: with equal counts ncclReduceScatter is the faster one. Blocks: never, except for memory
+// at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, counts *C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclReduceScatterv(sendbuff, recvbuff, counts, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
 }
@@ -875,7 +872,8 @@ func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count
 // elements is not looked at, and its displacement may be anything. If the two ranks of a part
 // disagree on its count, the error names both ranks where a piece has another length than
 // expected, and is otherwise as for ncclSend and ncclRecv. Cost: one message to and from every
-// rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// rank with elements. Blocks: never, except for memory at the first large call on GPUs; complete
+// when oxcclStreamSynchronize on `stream` says so.
 func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
 }
@@ -887,8 +885,8 @@ func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C
 // read before the call returns; a part without elements is not looked at, and its displacement may
 // be anything. If the two ranks of a part disagree on its count, the error names both ranks where
 // a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
-// one message from every rank to the root.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// one message from every rank to the root. Blocks: never, except for memory at the first large
+// call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), root, comm, stream))
 }
@@ -902,8 +900,8 @@ func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.P
 // the call returns; a part without elements is not looked at, and its displacement may be
 // anything. If the two ranks of a part disagree on its count, the error names both ranks where a
 // piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
-// message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on
-// `stream` says so.
+// message from the root to every rank. Blocks: never, except for memory at the first large call on
+// GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclScatterv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, C.ncclDataType_t(datatype), root, comm, stream))
 }

@@ -508,8 +508,8 @@ ncclResult_t pncclCommGrow(ncclComm_t comm,
 // Leaves the reduction of all ranks' inputs in every rank's output.
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// Blocks: never, except for memory at the first large call on GPUs; complete when
+// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ncclResult_t ncclAllReduce(const void *sendbuff,
                            void *recvbuff,
                            size_t count,
@@ -530,9 +530,8 @@ ncclResult_t pncclAllReduce(const void *sendbuff,
 // Copies the root's input to every rank's output.
 //
 // `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
-// datatype; may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// datatype; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+// GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ncclResult_t ncclBroadcast(const void *sendbuff,
                            void *recvbuff,
                            size_t count,
@@ -552,9 +551,9 @@ ncclResult_t pncclBroadcast(const void *sendbuff,
 
 // Copies the root's buffer to every rank's; ncclBroadcast in place.
 //
-// `buff`: in at the root, out elsewhere, count × datatype.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// `buff`: in at the root, out elsewhere, count × datatype. Blocks: never, except for memory at the
+// first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+// nothing is done.
 ncclResult_t ncclBcast(void *buff,
                        size_t count,
                        ncclDataType_t datatype,
@@ -573,9 +572,8 @@ ncclResult_t pncclBcast(void *buff,
 // Leaves the reduction of all ranks' inputs in the root's output.
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
-// elsewhere; may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// elsewhere; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+// GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ncclResult_t ncclReduce(const void *sendbuff,
                         void *recvbuff,
                         size_t count,
@@ -598,9 +596,8 @@ ncclResult_t pncclReduce(const void *sendbuff,
 // Leaves block r of the reduction of all ranks' inputs in the output of rank r.
 //
 // `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
-// `sendbuff + rank × recvcount`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// `sendbuff + rank × recvcount`. Blocks: never, except for memory at the first large call on GPUs;
+// complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ncclResult_t ncclReduceScatter(const void *sendbuff,
                                void *recvbuff,
                                size_t recvcount,
@@ -621,9 +618,9 @@ ncclResult_t pncclReduceScatter(const void *sendbuff,
 // Leaves the inputs of all ranks, in rank order, in every rank's output.
 //
 // `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
-// with `sendbuff` at `recvbuff + rank × sendcount`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// with `sendbuff` at `recvbuff + rank × sendcount`. Blocks: never, except for memory at the first
+// large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+// nothing is done.
 ncclResult_t ncclAllGather(const void *sendbuff,
                            void *recvbuff,
                            size_t sendcount,
@@ -642,9 +639,8 @@ ncclResult_t pncclAllGather(const void *sendbuff,
 // Leaves block r of every rank's input, in rank order, in the output of rank r.
 //
 // `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
-// `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// `sendbuff`. Blocks: never, except for memory at the first large call on GPUs; complete when
+// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ncclResult_t ncclAlltoAll(const void *sendbuff,
                           void *recvbuff,
                           size_t count,
@@ -663,9 +659,9 @@ ncclResult_t pncclAlltoAll(const void *sendbuff,
 // Leaves the inputs of all ranks, in rank order, in the root's output.
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
-// elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// elsewhere; in place with `sendbuff` at `recvbuff + root × count`. Blocks: never, except for
+// memory at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says
+// so. 0 elements: nothing is done.
 ncclResult_t ncclGather(const void *sendbuff,
                         void *recvbuff,
                         size_t count,
@@ -685,10 +681,10 @@ ncclResult_t pncclGather(const void *sendbuff,
 
 // Leaves block r of the root's input in the output of rank r.
 //
-// `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
-// count × datatype; in place at `sendbuff + root × count`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out, count
+// × datatype; in place at `sendbuff + root × count`. Blocks: never, except for memory at the first
+// large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+// nothing is done.
 ncclResult_t ncclScatter(const void *sendbuff,
                          void *recvbuff,
                          size_t count,
@@ -709,8 +705,8 @@ ncclResult_t pncclScatter(const void *sendbuff,
 // Sends to rank `peer`, which has to receive as much.
 //
 // `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// Blocks: never, except for memory at the first large call on GPUs; complete when
+// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ncclResult_t ncclSend(const void *sendbuff,
                       size_t count,
                       ncclDataType_t datatype,
@@ -729,8 +725,8 @@ ncclResult_t pncclSend(const void *sendbuff,
 // Receives from rank `peer`, which has to send as much.
 //
 // `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-// done.
+// Blocks: never, except for memory at the first large call on GPUs; complete when
+// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ncclResult_t ncclRecv(void *recvbuff,
                       size_t count,
                       ncclDataType_t datatype,
@@ -1062,7 +1058,8 @@ ncclResult_t ncclGroupStart(void);
 ncclResult_t pncclGroupStart(void);
 
 // Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
-// returned. Blocks: only for communicators that the group makes.
+// returned. Blocks: for communicators that the group makes, and for memory at the first large
+// calls on GPUs.
 ncclResult_t ncclGroupEnd(void);
 
 // Same as ncclGroupEnd, for wrappers that replace it.

@@ -258,8 +258,8 @@ ncclResult_t oxcclStreamHostFunc(oxcclStream_t stream, oxcclHostFn_t func, void 
 // returns; a part without elements is not looked at, and its displacement may be anything. If the
 // two ranks of a part disagree on its count, the error names both ranks where a piece has another
 // length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its
-// data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on
-// `stream` says so.
+// data directly to every other one. Blocks: never, except for memory at the first large call on
+// GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclAllGatherv(const void *sendbuff,
                              size_t sendcount,
                              void *recvbuff,
@@ -275,8 +275,8 @@ ncclResult_t oxcclAllGatherv(const void *sendbuff,
 // `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
 // not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
 // call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
-// other: with equal counts ncclReduceScatter is the faster one. Blocks: never; complete when
-// oxcclStreamSynchronize on `stream` says so.
+// other: with equal counts ncclReduceScatter is the faster one. Blocks: never, except for memory
+// at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclReduceScatterv(const void *sendbuff,
                                  void *recvbuff,
                                  const size_t *counts,
@@ -294,7 +294,8 @@ ncclResult_t oxcclReduceScatterv(const void *sendbuff,
 // elements is not looked at, and its displacement may be anything. If the two ranks of a part
 // disagree on its count, the error names both ranks where a piece has another length than
 // expected, and is otherwise as for ncclSend and ncclRecv. Cost: one message to and from every
-// rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// rank with elements. Blocks: never, except for memory at the first large call on GPUs; complete
+// when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclAlltoAllv(const void *sendbuff,
                             const size_t *sendcounts,
                             const size_t *senddispls,
@@ -312,8 +313,8 @@ ncclResult_t oxcclAlltoAllv(const void *sendbuff,
 // read before the call returns; a part without elements is not looked at, and its displacement may
 // be anything. If the two ranks of a part disagree on its count, the error names both ranks where
 // a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
-// one message from every rank to the root.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+// one message from every rank to the root. Blocks: never, except for memory at the first large
+// call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclGatherv(const void *sendbuff,
                           size_t sendcount,
                           void *recvbuff,
@@ -333,8 +334,8 @@ ncclResult_t oxcclGatherv(const void *sendbuff,
 // the call returns; a part without elements is not looked at, and its displacement may be
 // anything. If the two ranks of a part disagree on its count, the error names both ranks where a
 // piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
-// message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on
-// `stream` says so.
+// message from the root to every rank. Blocks: never, except for memory at the first large call on
+// GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclScatterv(const void *sendbuff,
                            const size_t *sendcounts,
                            const size_t *senddispls,

@@ -537,11 +537,17 @@ impl Prepared {
     }
 
     /// Makes the communicators, then launches the rest. If a part of the group is launched and the
-    /// rest cannot be, calls `fail`, by which the communicators of all calls fail: the peers wait
-    /// for the whole group.
+    /// rest cannot be, or if the memory of a call does not come, calls `fail`, by which the
+    /// communicators of all calls fail: the peers wait for the whole group.
     fn launch(mut self, events: &Events, fail: impl Fn(&Error)) -> Result<Launched> {
         let created = create_all(take(&mut self.creations))?;
-        self.await_memory()?;
+        let ready = self.await_memory();
+        if let Err(error) = &ready
+            && !self.is_captured()
+        {
+            fail(error);
+        }
+        ready?;
         let mut launched = Vec::new();
         let outcome = self.launch_calls(events, &mut launched);
         if let Err(error) = &outcome
@@ -550,6 +556,13 @@ impl Prepared {
             fail(error);
         }
         outcome.map(|()| created)
+    }
+
+    /// Returns whether the first call is captured, and so all of them.
+    fn is_captured(&self) -> bool {
+        let first = self.operations.first().map(|s| &s.stream);
+        let first = first.or(self.exchanges.first().and_then(|e| e.streams.first()));
+        first.is_some_and(Stream::is_capturing)
     }
 
     /// Waits for the memory of all operations, before a peer waits for a part of the group.

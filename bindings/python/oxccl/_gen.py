@@ -586,95 +586,91 @@ PROTOTYPES = {
     # Leaves the reduction of all ranks' inputs in every rank's output.
     #
     # `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # Blocks: never, except for memory at the first large call on GPUs; complete when
+    # oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
     "ncclAllReduce": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream)
     #
     # Copies the root's input to every rank's output.
     #
     # `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
-    # datatype; may equal `sendbuff`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # datatype; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+    # GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
     "ncclBroadcast": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclBcast(buff, count, datatype, root, comm, stream)
     #
     # Copies the root's buffer to every rank's; ncclBroadcast in place.
     #
-    # `buff`: in at the root, out elsewhere, count × datatype.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # `buff`: in at the root, out elsewhere, count × datatype. Blocks: never, except for memory at the
+    # first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+    # nothing is done.
     "ncclBcast": (c_int, (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream)
     #
     # Leaves the reduction of all ranks' inputs in the root's output.
     #
     # `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
-    # elsewhere; may equal `sendbuff`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # elsewhere; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+    # GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
     "ncclReduce": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_void_p, c_void_p,)),
     # ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream)
     #
     # Leaves block r of the reduction of all ranks' inputs in the output of rank r.
     #
     # `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
-    # `sendbuff + rank × recvcount`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # `sendbuff + rank × recvcount`. Blocks: never, except for memory at the first large call on GPUs;
+    # complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
     "ncclReduceScatter": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream)
     #
     # Leaves the inputs of all ranks, in rank order, in every rank's output.
     #
     # `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
-    # with `sendbuff` at `recvbuff + rank × sendcount`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # with `sendbuff` at `recvbuff + rank × sendcount`. Blocks: never, except for memory at the first
+    # large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+    # nothing is done.
     "ncclAllGather": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p,)),
     # ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream)
     #
     # Leaves block r of every rank's input, in rank order, in the output of rank r.
     #
     # `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
-    # `sendbuff`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # `sendbuff`. Blocks: never, except for memory at the first large call on GPUs; complete when
+    # oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
     "ncclAlltoAll": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p,)),
     # ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream)
     #
     # Leaves the inputs of all ranks, in rank order, in the root's output.
     #
     # `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
-    # elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # elsewhere; in place with `sendbuff` at `recvbuff + root × count`. Blocks: never, except for
+    # memory at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says
+    # so. 0 elements: nothing is done.
     "ncclGather": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream)
     #
     # Leaves block r of the root's input in the output of rank r.
     #
-    # `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
-    # count × datatype; in place at `sendbuff + root × count`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out, count
+    # × datatype; in place at `sendbuff + root × count`. Blocks: never, except for memory at the first
+    # large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+    # nothing is done.
     "ncclScatter": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclSend(sendbuff, count, datatype, peer, comm, stream)
     #
     # Sends to rank `peer`, which has to receive as much.
     #
     # `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # Blocks: never, except for memory at the first large call on GPUs; complete when
+    # oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
     "ncclSend": (c_int, (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclRecv(recvbuff, count, datatype, peer, comm, stream)
     #
     # Receives from rank `peer`, which has to send as much.
     #
     # `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-    # done.
+    # Blocks: never, except for memory at the first large call on GPUs; complete when
+    # oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
     "ncclRecv": (c_int, (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclGetUniqueId(uniqueId)
     #
@@ -824,7 +820,8 @@ PROTOTYPES = {
     # ncclGroupEnd()
     #
     # Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
-    # returned. Blocks: only for communicators that the group makes.
+    # returned. Blocks: for communicators that the group makes, and for memory at the first large
+    # calls on GPUs.
     "ncclGroupEnd": (c_int, ()),
     # ncclGroupSimulateEnd(simInfo)
     #
@@ -1281,8 +1278,8 @@ PROTOTYPES = {
     # returns; a part without elements is not looked at, and its displacement may be anything. If the
     # two ranks of a part disagree on its count, the error names both ranks where a piece has another
     # length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its
-    # data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on
-    # `stream` says so.
+    # data directly to every other one. Blocks: never, except for memory at the first large call on
+    # GPUs; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclAllGatherv": (c_int, (c_void_p, c_size_t, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_void_p, c_void_p,)),
     # oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream)
     #
@@ -1292,8 +1289,8 @@ PROTOTYPES = {
     # `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
     # not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
     # call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
-    # other: with equal counts ncclReduceScatter is the faster one. Blocks: never; complete when
-    # oxcclStreamSynchronize on `stream` says so.
+    # other: with equal counts ncclReduceScatter is the faster one. Blocks: never, except for memory
+    # at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclReduceScatterv": (c_int, (c_void_p, c_void_p, POINTER(c_size_t), c_int, c_int, c_void_p, c_void_p,)),
     # oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
     #
@@ -1306,7 +1303,8 @@ PROTOTYPES = {
     # elements is not looked at, and its displacement may be anything. If the two ranks of a part
     # disagree on its count, the error names both ranks where a piece has another length than
     # expected, and is otherwise as for ncclSend and ncclRecv. Cost: one message to and from every
-    # rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+    # rank with elements. Blocks: never, except for memory at the first large call on GPUs; complete
+    # when oxcclStreamSynchronize on `stream` says so.
     "oxcclAlltoAllv": (c_int, (c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_void_p, c_void_p,)),
     # oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
     #
@@ -1317,8 +1315,8 @@ PROTOTYPES = {
     # read before the call returns; a part without elements is not looked at, and its displacement may
     # be anything. If the two ranks of a part disagree on its count, the error names both ranks where
     # a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
-    # one message from every rank to the root.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+    # one message from every rank to the root. Blocks: never, except for memory at the first large
+    # call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclGatherv": (c_int, (c_void_p, c_size_t, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_int, c_void_p, c_void_p,)),
     # oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)
     #
@@ -1331,7 +1329,7 @@ PROTOTYPES = {
     # the call returns; a part without elements is not looked at, and its displacement may be
     # anything. If the two ranks of a part disagree on its count, the error names both ranks where a
     # piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
-    # message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on
-    # `stream` says so.
+    # message from the root to every rank. Blocks: never, except for memory at the first large call on
+    # GPUs; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclScatterv": (c_int, (c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
 }

@@ -195,8 +195,8 @@ pub(super) fn all_reduce(
 /// Leaves the reduction of all ranks' inputs in every rank's output.
 ///
 /// `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// Blocks: never, except for memory at the first large call on GPUs; complete when
+/// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -240,9 +240,8 @@ pub(super) fn broadcast(
 /// Copies the root's input to every rank's output.
 ///
 /// `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
-/// datatype; may equal `sendbuff`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// datatype; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+/// GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -284,9 +283,9 @@ pub(super) fn bcast(
 
 /// Copies the root's buffer to every rank's; ncclBroadcast in place.
 ///
-/// `buff`: in at the root, out elsewhere, count × datatype.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// `buff`: in at the root, out elsewhere, count × datatype. Blocks: never, except for memory at the
+/// first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+/// nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -330,9 +329,8 @@ pub(super) fn reduce(
 /// Leaves the reduction of all ranks' inputs in the root's output.
 ///
 /// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
-/// elsewhere; may equal `sendbuff`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// elsewhere; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+/// GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -377,9 +375,8 @@ pub(super) fn reduce_scatter(
 /// Leaves block r of the reduction of all ranks' inputs in the output of rank r.
 ///
 /// `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
-/// `sendbuff + rank × recvcount`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// `sendbuff + rank × recvcount`. Blocks: never, except for memory at the first large call on GPUs;
+/// complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -422,9 +419,9 @@ pub(super) fn all_gather(
 /// Leaves the inputs of all ranks, in rank order, in every rank's output.
 ///
 /// `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
-/// with `sendbuff` at `recvbuff + rank × sendcount`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// with `sendbuff` at `recvbuff + rank × sendcount`. Blocks: never, except for memory at the first
+/// large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+/// nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -466,9 +463,8 @@ pub(super) fn all_to_all(
 /// Leaves block r of every rank's input, in rank order, in the output of rank r.
 ///
 /// `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
-/// `sendbuff`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// `sendbuff`. Blocks: never, except for memory at the first large call on GPUs; complete when
+/// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -511,9 +507,9 @@ pub(super) fn gather(
 /// Leaves the inputs of all ranks, in rank order, in the root's output.
 ///
 /// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
-/// elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// elsewhere; in place with `sendbuff` at `recvbuff + root × count`. Blocks: never, except for
+/// memory at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says
+/// so. 0 elements: nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -556,10 +552,10 @@ pub(super) fn scatter(
 
 /// Leaves block r of the root's input in the output of rank r.
 ///
-/// `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
-/// count × datatype; in place at `sendbuff + root × count`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out, count
+/// × datatype; in place at `sendbuff + root × count`. Blocks: never, except for memory at the first
+/// large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+/// nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -591,8 +587,8 @@ unsafe fn send(
 /// Sends to rank `peer`, which has to receive as much.
 ///
 /// `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// Blocks: never, except for memory at the first large call on GPUs; complete when
+/// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -624,8 +620,8 @@ unsafe fn recv(
 /// Receives from rank `peer`, which has to send as much.
 ///
 /// `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-/// done.
+/// Blocks: never, except for memory at the first large call on GPUs; complete when
+/// oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

@@ -35,7 +35,8 @@ pub unsafe extern "C" fn ncclGroupStart() -> ncclResult_t {
 }
 
 /// Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
-/// returned. Blocks: only for communicators that the group makes.
+/// returned. Blocks: for communicators that the group makes, and for memory at the first large
+/// calls on GPUs.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

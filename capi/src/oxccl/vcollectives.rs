@@ -136,8 +136,8 @@ impl Common {
 /// returns; a part without elements is not looked at, and its displacement may be anything. If the
 /// two ranks of a part disagree on its count, the error names both ranks where a piece has another
 /// length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its
-/// data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on
-/// `stream` says so.
+/// data directly to every other one. Blocks: never, except for memory at the first large call on
+/// GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -167,8 +167,8 @@ pub unsafe extern "C" fn oxcclAllGatherv(
 /// `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
 /// not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
 /// call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
-/// other: with equal counts ncclReduceScatter is the faster one. Blocks: never; complete when
-/// oxcclStreamSynchronize on `stream` says so.
+/// other: with equal counts ncclReduceScatter is the faster one. Blocks: never, except for memory
+/// at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -216,7 +216,8 @@ pub unsafe extern "C" fn oxcclReduceScatterv(
 /// elements is not looked at, and its displacement may be anything. If the two ranks of a part
 /// disagree on its count, the error names both ranks where a piece has another length than
 /// expected, and is otherwise as for ncclSend and ncclRecv. Cost: one message to and from every
-/// rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+/// rank with elements. Blocks: never, except for memory at the first large call on GPUs; complete
+/// when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -250,8 +251,8 @@ pub unsafe extern "C" fn oxcclAlltoAllv(
 /// read before the call returns; a part without elements is not looked at, and its displacement may
 /// be anything. If the two ranks of a part disagree on its count, the error names both ranks where
 /// a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
-/// one message from every rank to the root.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+/// one message from every rank to the root. Blocks: never, except for memory at the first large
+/// call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -290,8 +291,8 @@ pub unsafe extern "C" fn oxcclGatherv(
 /// the call returns; a part without elements is not looked at, and its displacement may be
 /// anything. If the two ranks of a part disagree on its count, the error names both ranks where a
 /// piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
-/// message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on
-/// `stream` says so.
+/// message from the root to every rank. Blocks: never, except for memory at the first large call on
+/// GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

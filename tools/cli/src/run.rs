@@ -210,6 +210,7 @@ fn use_key(path: &Path) -> Result<()> {
     let failed = |why: String| Error::Options(format!("--key {}: {why}", path.display()));
     let text = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     let text = text.strip_suffix(b"\n").unwrap_or(&text);
+    let text = text.strip_suffix(b"\r").unwrap_or(text);
     if text.len() < LEAST_KEY_BYTES || text.contains(&b'\n') {
         let bytes = counted(text.len(), "byte", "bytes");
         return Err(failed(format!("{bytes}; expected a line of at least {LEAST_KEY_BYTES}")));

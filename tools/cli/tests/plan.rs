@@ -143,6 +143,13 @@ fn plans_are_explained_and_variables_listed() {
     assert!(code == Some(1) && err.contains("--ranks 65537: a communicator has at most"), "{err}");
     let Ended { code, out, .. } = oxccl(&[], &["env"]);
     assert!(code == Some(0) && out.contains("NCCL_SOCKET_IFNAME"), "{out}");
+    let Ended { code, out, .. } =
+        oxccl(&[("NCCL_SOCKET_FAMILY", "AF_INET")], &["env", "--json", "socket"]);
+    let read = |line| serde_json::from_str::<serde_json::Value>(line).expect("an object");
+    let all: Vec<_> = out.lines().map(read).collect();
+    let of = |name: &str| all.iter().find(|variable| variable["name"] == name);
+    assert!(code == Some(0) && all.len() > 2 && of("OXCCL_DEVICE").is_none(), "{out}");
+    assert!(of("NCCL_SOCKET_FAMILY").is_some_and(|v| v["value"] == "AF_INET"), "{out}");
     let Ended { code, out, err } = oxccl(&[("OXCCL_DEVICE", "gpu")], &["env", "--changed"]);
     assert!(code == Some(2) && err.contains("OXCCL_DEVICE=gpu"), "{err}");
     assert!(out.contains("    Refused: OXCCL_DEVICE=gpu (environment) cannot be read"), "{out}");

@@ -615,95 +615,91 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Leaves the reduction of all ranks' inputs in every rank's output.
 #
 # `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# Blocks: never, except for memory at the first large call on GPUs; complete when
+# oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 @inline ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream) =
     ccall(@inbounds(ADDRESSES[5]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :op, op), comm, stream)
 
 # Copies the root's input to every rank's output.
 #
 # `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
-# datatype; may equal `sendbuff`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# datatype; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+# GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 @inline ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[6]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Copies the root's buffer to every rank's; ncclBroadcast in place.
 #
-# `buff`: in at the root, out elsewhere, count × datatype.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# `buff`: in at the root, out elsewhere, count × datatype. Blocks: never, except for memory at the
+# first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+# nothing is done.
 @inline ncclBcast(buff, count, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[7]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), buff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Leaves the reduction of all ranks' inputs in the root's output.
 #
 # `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
-# elsewhere; may equal `sendbuff`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# elsewhere; may equal `sendbuff`. Blocks: never, except for memory at the first large call on
+# GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 @inline ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[8]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :op, op), whole(Cint, :root, root), comm, stream)
 
 # Leaves block r of the reduction of all ranks' inputs in the output of rank r.
 #
 # `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
-# `sendbuff + rank × recvcount`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# `sendbuff + rank × recvcount`. Blocks: never, except for memory at the first large call on GPUs;
+# complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 @inline ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream) =
     ccall(@inbounds(ADDRESSES[9]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :recvcount, recvcount), whole(Cint, :datatype, datatype), whole(Cint, :op, op), comm, stream)
 
 # Leaves the inputs of all ranks, in rank order, in every rank's output.
 #
 # `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
-# with `sendbuff` at `recvbuff + rank × sendcount`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# with `sendbuff` at `recvbuff + rank × sendcount`. Blocks: never, except for memory at the first
+# large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+# nothing is done.
 @inline ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[10]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :sendcount, sendcount), whole(Cint, :datatype, datatype), comm, stream)
 
 # Leaves block r of every rank's input, in rank order, in the output of rank r.
 #
 # `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
-# `sendbuff`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# `sendbuff`. Blocks: never, except for memory at the first large call on GPUs; complete when
+# oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 @inline ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[11]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), comm, stream)
 
 # Leaves the inputs of all ranks, in rank order, in the root's output.
 #
 # `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
-# elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# elsewhere; in place with `sendbuff` at `recvbuff + root × count`. Blocks: never, except for
+# memory at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says
+# so. 0 elements: nothing is done.
 @inline ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[12]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Leaves block r of the root's input in the output of rank r.
 #
-# `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
-# count × datatype; in place at `sendbuff + root × count`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out, count
+# × datatype; in place at `sendbuff + root × count`. Blocks: never, except for memory at the first
+# large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so. 0 elements:
+# nothing is done.
 @inline ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[13]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
 # Sends to rank `peer`, which has to receive as much.
 #
 # `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# Blocks: never, except for memory at the first large call on GPUs; complete when
+# oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 @inline ncclSend(sendbuff, count, datatype, peer, comm, stream) =
     ccall(@inbounds(ADDRESSES[14]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :peer, peer), comm, stream)
 
 # Receives from rank `peer`, which has to send as much.
 #
 # `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
-# done.
+# Blocks: never, except for memory at the first large call on GPUs; complete when
+# oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
 @inline ncclRecv(recvbuff, count, datatype, peer, comm, stream) =
     ccall(@inbounds(ADDRESSES[15]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), recvbuff, whole(Csize_t, :count, count), whole(Cint, :datatype, datatype), whole(Cint, :peer, peer), comm, stream)
 
@@ -853,7 +849,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
     ccall(@inbounds(ADDRESSES[36]), Cint, ())
 
 # Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
-# returned. Blocks: only for communicators that the group makes.
+# returned. Blocks: for communicators that the group makes, and for memory at the first large
+# calls on GPUs.
 @inline ncclGroupEnd() =
     ccall(@inbounds(ADDRESSES[37]), Cint, ())
 
@@ -1310,8 +1307,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # returns; a part without elements is not looked at, and its displacement may be anything. If the
 # two ranks of a part disagree on its count, the error names both ranks where a piece has another
 # length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its
-# data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on
-# `stream` says so.
+# data directly to every other one. Blocks: never, except for memory at the first large call on
+# GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[108]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, whole(Csize_t, :sendcount, sendcount), recvbuff, recvcounts, recvdispls, whole(Cint, :datatype, datatype), comm, stream)
 
@@ -1321,8 +1318,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
 # not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
 # call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
-# other: with equal counts ncclReduceScatter is the faster one. Blocks: never; complete when
-# oxcclStreamSynchronize on `stream` says so.
+# other: with equal counts ncclReduceScatter is the faster one. Blocks: never, except for memory
+# at the first large call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream) =
     ccall(@inbounds(ADDRESSES[109]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, whole(Cint, :datatype, datatype), whole(Cint, :op, op), comm, stream)
 
@@ -1335,7 +1332,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # elements is not looked at, and its displacement may be anything. If the two ranks of a part
 # disagree on its count, the error names both ranks where a piece has another length than
 # expected, and is otherwise as for ncclSend and ncclRecv. Cost: one message to and from every
-# rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+# rank with elements. Blocks: never, except for memory at the first large call on GPUs; complete
+# when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[110]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, whole(Cint, :datatype, datatype), comm, stream)
 
@@ -1346,8 +1344,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # read before the call returns; a part without elements is not looked at, and its displacement may
 # be anything. If the two ranks of a part disagree on its count, the error names both ranks where
 # a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
-# one message from every rank to the root.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+# one message from every rank to the root. Blocks: never, except for memory at the first large
+# call on GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[111]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, whole(Csize_t, :sendcount, sendcount), recvbuff, recvcounts, recvdispls, whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)
 
@@ -1360,7 +1358,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # the call returns; a part without elements is not looked at, and its displacement may be
 # anything. If the two ranks of a part disagree on its count, the error names both ranks where a
 # piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
-# message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on
-# `stream` says so.
+# message from the root to every rank. Blocks: never, except for memory at the first large call on
+# GPUs; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[112]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, whole(Csize_t, :recvcount, recvcount), whole(Cint, :datatype, datatype), whole(Cint, :root, root), comm, stream)

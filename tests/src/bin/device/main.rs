@@ -143,6 +143,8 @@ const TESTS: &[Test] = &[
     Test { name: "a put outside a window is told", layouts: APART, body: windows::outside },
     Test { name: "a rank that has left is awaited", layouts: APART, body: failures::left_behind },
     Test { name: "who has left has no chunks", layouts: APART, body: on_demand::left_behind },
+    Test { name: "a full GPU has no chunks", layouts: APART, body: on_demand::full },
+    Test { name: "who is stopped has no chunks", layouts: PROCESSES, body: on_demand::stopped },
     Test { name: "half of a group", layouts: APART, body: failures::half_a_group },
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "abort when all is done", layouts: APART, body: failures::abort_at_the_end },
@@ -390,6 +392,9 @@ fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
     }
     if !cuda && test.name.starts_with("copy engines") {
         return Some("host memory has none".into());
+    }
+    if !cuda && test.name == "a full GPU has no chunks" {
+        return Some("host memory is not filled".into());
     }
     if test.name == "memory as operations need it" && (!cuda || nranks > 4) {
         return Some("its bounds are those of two to four GPUs".into());

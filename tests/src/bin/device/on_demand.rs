@@ -1,15 +1,16 @@
 //! The memory that only large operations need comes with the first of them.
 
-use crate::failures::{abort_now, told, total};
+use crate::failures::{abort_now, hear, told, total};
 use crate::rank::{
     Call, Memory, Outcome, Rank, Replay, choose, group, ok, one, sum, unique_id, words,
 };
 use oxccl::nccl::comm::ncclCommInitRank;
 use oxccl::nccl::lifetime::ncclCommMemStats;
 use oxccl::nccl::types::ncclCommMemStat_t::ncclStatGpuMemTotal;
+use oxccl::oxccl::launch::oxcclCommSetTimeout;
 use oxccl::oxccl::types::oxcclCaptureMode_t::*;
 use oxccl_plan::{Collective, Spec};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
@@ -27,7 +28,7 @@ pub(crate) fn bytes(rank: &Rank) -> Outcome<u64> {
 }
 
 /// A communicator of up to four GPUs takes at most 4 MiB of each until something large is called,
-/// then 24, and 48 after anything.
+/// then 16, whatever is called.
 pub(crate) fn grows(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let data = Memory::new(2 * 64 * MIB)?;
@@ -56,10 +57,13 @@ pub(crate) fn grows(ranks: &[Rank]) -> Outcome {
         return Err(format!("{first} bytes at first, and {small} after small operations"));
     }
     everything(16 * MIB)?;
-    check("after operations of 16 MiB", 24)?;
+    check("after operations of 16 MiB", 16)?;
     everything(64 * MIB)?;
-    check("after operations of 64 MiB", 48)?;
-    rank.leave()
+    let large = check("after operations of 64 MiB", 16)?;
+    match large > small {
+        true => rank.leave(),
+        false => Err(format!("still {large} bytes after operations of 64 MiB")),
+    }
 }
 
 /// Before anything else two ranks exchange large messages; then all sum.
@@ -190,5 +194,67 @@ pub(crate) fn killed(ranks: &[Rank]) -> Outcome {
     // Who comes late hears of it at the call.
     let _ = ok(rank.call(sum(LARGE), memory.at, memory.part(4 * LARGE)));
     told(rank, &[&format!("rank {last}")])?;
+    abort_now(rank)
+}
+
+/// The last rank is stopped before anything large was called: the others call that, wait for its
+/// memory no longer than they may, and name it. Rank 0 lets it go on.
+pub(crate) fn stopped(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let last = rank.nranks - 1;
+    let memory = Memory::new(8 * LARGE)?;
+    let own = if rank.rank == last { getpid().as_raw_nonzero().get() } else { 0 };
+    rank.upload(memory.at, &words(own, 1))?;
+    ok(rank.call(sum(1), memory.at, memory.at))?;
+    let pid = rank.download(memory.at, 4)?;
+    let pid = Pid::from_raw(i32::from_ne_bytes(pid.try_into().map_err(|_| "no number")?));
+    let pid = pid.ok_or("no process")?;
+    if rank.rank == last {
+        kill_process(pid, Signal::STOP).map_err(|e| e.to_string())?;
+        hear(rank)?;
+        return abort_now(rank);
+    }
+    // SAFETY: a living handle.
+    ok(unsafe { oxcclCommSetTimeout(rank.comm, 400_000_000) })?;
+    while !is_stopped(pid)? {
+        std::thread::yield_now();
+    }
+    let called = ok(rank.call(sum(LARGE), memory.at, memory.part(4 * LARGE)));
+    let called = called.and_then(|()| rank.synchronize());
+    if rank.rank == 0 {
+        kill_process(pid, Signal::CONT).map_err(|e| e.to_string())?;
+    }
+    let Err(text) = called else { return Err("no error".to_owned()) };
+    if !text.contains(&format!("rank {last}")) || !text.contains(" ms") {
+        return Err(format!("not the limit: {text}"));
+    }
+    abort_now(rank)
+}
+
+/// Whether a process is stopped, by the state in its file.
+fn is_stopped(pid: Pid) -> Outcome<bool> {
+    let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+    Ok(text.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+}
+
+/// The GPUs are full when the first large sum is called: all ranks are told what to do.
+pub(crate) fn full(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(8 * LARGE)?;
+    total(rank, &memory)?;
+    let (mut taken, mut bytes) = (Vec::new(), 1 << 36);
+    while bytes >= MIB {
+        match Memory::foreign(bytes) {
+            Ok(memory) => taken.push(memory),
+            Err(_) => bytes /= 2,
+        }
+    }
+    // Nobody frees memory before all have called.
+    let called = ok(rank.call(sum(LARGE), memory.at, memory.part(4 * LARGE)));
+    let told = told(rank, &["MiB of GPU memory for large calls", "leave room for it"]);
+    told.map_err(|text| format!("{text}; the call: {called:?}"))?;
+    rank.all_idle()?;
+    drop(taken);
     abort_now(rank)
 }

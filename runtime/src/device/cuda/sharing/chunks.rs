@@ -5,6 +5,7 @@ use crate::device::cuda::layout::{Chunks, chunk_rings};
 use crate::device::cuda::memory::shared::Memory;
 use crate::device::cuda::rank::CudaRank;
 use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use crate::rank::{Awaited, LEFT, Rank};
 use cudarc::driver::sys::CUstream;
 use oxccl_kernels::abi;
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The time between looks for failures while memory is awaited.
 const SLICE: Duration = Duration::from_millis(1);
+/// The time after which the log tells of a wait.
+const LONG: Duration = Duration::from_secs(2);
 /// The time within which memory that a rank made before it left becomes known.
 const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
@@ -66,7 +69,11 @@ pub(super) fn make(
     stream: CUstream,
 ) -> Result<(Arc<Memory>, usize)> {
     let layout = Chunks::new(nranks);
-    let memory = Memory::new(gpu, layout.bytes as usize, stream)?;
+    let memory = Memory::new(gpu, layout.bytes as usize, stream).map_err(|error| Error::Local {
+        call: format!("allocating {} MiB of GPU memory for large calls", layout.bytes >> 20),
+        cause: error.to_string(),
+        hint: "leave room for it, or call something large before the GPU is full",
+    })?;
     if start != 0 {
         let edges = (nranks * chunk_rings(nranks).1) as usize;
         let words = abi::ChunkWords { arrived: start, ..Default::default() };
@@ -104,12 +111,19 @@ impl CudaRank {
             return Ok(());
         }
         sharing.want();
-        let begun = Instant::now();
+        let (begun, mut told) = (Instant::now(), false);
         while let missing @ 1.. = sharing.chunks.wait(ranks, SLICE) {
             let gone = || Error::Internal { what: "a communicator that has ended".to_owned() };
             let rank = self.owner().ok_or_else(gone)?;
             if let Some(failure) = rank.deliver() {
                 return Err(failure);
+            }
+            if !told && begun.elapsed() >= LONG {
+                told = true;
+                let places = (0..).zip(&self.ranks).filter(|(place, _)| missing >> place & 1 == 1);
+                let missing = Vec::from_iter(places.map(|(_, rank)| rank.to_string())).join(", ");
+                let text = format!("{operation} waits for the GPU memory of ranks {missing}");
+                log::line_of(Some(self.number), Level::Warn, Subsystem::Init, &text);
             }
             if let Some(error) = self.overdue(&rank, missing, begun.elapsed(), operation) {
                 rank.fail(error.clone());

@@ -1,6 +1,6 @@
 //! The mapper: a thread that makes the ranks' buffers known to their peers and maps those of the
-//! peers. No operation waits for it, and the monitor is not held up by a driver that waits for a
-//! GPU.
+//! peers. No operation waits for it but for memory of chunks, and the monitor is not held up by a
+//! driver that waits for a GPU.
 
 use crate::bootstrap::deadline::Deadline;
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
@@ -354,6 +354,14 @@ impl Sharing {
         Ok(())
     }
 
+    /// Returns whether an operation may wait for this rank's memory of chunks.
+    fn is_awaited(&self) -> bool {
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        wanted
+            && self.is_of_chunks(abi::ON_DEMAND_BUFFER)
+            && self.chunks.missing(1 << self.rank) != 0
+    }
+
     /// Returns whether a buffer is memory of chunks.
     fn is_of_chunks(&self, number: u32) -> bool {
         number == abi::ON_DEMAND_BUFFER && matches!(self.on_demand, OnDemand::Chunks)
@@ -366,13 +374,13 @@ impl Sharing {
         if state.made.is_some() || !self.wanted.load(Ordering::Relaxed) || !lives() {
             return Ok(());
         }
-        let stream = Private::of(&mut state.stream)?;
-        let made = match self.on_demand {
-            OnDemand::Stage => Memory::new(self.gpu, STAGE_BYTES, stream).map(|m| (m, STAGE_BYTES)),
+        let stream = Private::of(&mut state.stream);
+        let made = stream.and_then(|stream| match self.on_demand {
+            OnDemand::Stage => Ok((Memory::new(self.gpu, STAGE_BYTES, stream)?, STAGE_BYTES)),
             OnDemand::Chunks => {
                 chunks::make(self.gpu, self.peers.len() as u32, self.begins_at, stream)
             }
-        };
+        });
         let (memory, bytes) = made.inspect_err(|error| {
             self.wanted.store(false, Ordering::Relaxed);
             match self.on_demand {
@@ -400,6 +408,9 @@ impl Sharing {
         };
         let is_about =
             |queued: &Queued| queued.about.is_some_and(|key| key.number == abi::ON_DEMAND_BUFFER);
+        if self.chunks.missing(1 << self.rank) == 0 {
+            return;
+        }
         let told = self.registry().get(abi::ON_DEMAND_BUFFER).state != State::Wanted;
         if told && !state.datagrams.iter().any(is_about) {
             self.chunks.set(self.rank, memory.at());
@@ -563,8 +574,10 @@ impl Sharing {
                 let rank = self.peers[from as usize].rank;
                 match &mapped {
                     Err(error) if self.is_of_chunks(number) => {
+                        // Who needs memory of a rank that has left is told so.
+                        let owner = cuda_rank.owner().filter(|own| !own.has_left(rank));
                         let why = format!("its GPU memory cannot be mapped: {error}");
-                        cuda_rank.owner().inspect(|own| own.fail(own.lost(rank, why)));
+                        owner.inspect(|own| own.fail(own.lost(rank, why)));
                     }
                     Err(error) => {
                         say(&format!("a buffer of rank {rank} is not used in place: {error}"));
@@ -763,9 +776,12 @@ fn run(mut woken: &UnixStream) {
             match worked.unwrap_or_else(|panic| Err(Error::panicked(&*panic))) {
                 Ok(false) => {}
                 Ok(true) => limit = SOON,
-                // The communicator continues without this work.
+                // The communicator continues without this work, unless calls wait for it.
                 Err(error) => {
                     say(&error.to_string());
+                    if sharing.is_awaited() {
+                        cuda_rank.fail(&error);
+                    }
                     limit = limit.min(Duration::from_millis(100));
                 }
             }
