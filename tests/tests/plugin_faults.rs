@@ -315,6 +315,25 @@ fn an_abort_waits_a_second_at_most_for_a_function_that_does_not_return() {
     });
 }
 
+/// The thread that makes the communicator is left behind. The ranks check the time.
+#[test]
+fn an_abort_of_what_a_plugin_does_not_let_be_made_takes_a_second_at_most() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    std::thread::scope(|scope| {
+        for function in ["init", "listen", "connect", "accept"] {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let fault = format!("{function}=hang");
+                let variables = [("FIXTURE", fault.as_str()), ("FIXTURE_RANK", "1")];
+                let start = Instant::now();
+                let ended = plugin.job(2, &["unmade"], &variables);
+                assert!(start.elapsed() < Duration::from_secs(30), "{fault}");
+                expect_success(&ended);
+            });
+        }
+    });
+}
+
 /// Whichever thread is in it: that one is left behind, and the ranks end.
 #[test]
 fn a_profiler_that_does_not_return_from_an_event_is_named_on_all_ranks() {

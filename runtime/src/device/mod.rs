@@ -62,7 +62,10 @@ impl Device {
     /// hosts, each with connections and, on GPUs, a thread of its own.
     pub fn lanes(self) -> usize {
         let Config { socket_nthreads, nsocks_perthread, .. } = Config::get();
-        let asked = connections(*socket_nthreads, *nsocks_perthread);
+        self.lanes_of(connections(*socket_nthreads, *nsocks_perthread))
+    }
+
+    fn lanes_of(self, asked: Option<usize>) -> usize {
         match self {
             Device::Host(_) => asked.unwrap_or(1),
             Device::Cuda(_) => asked.unwrap_or(usize::MAX).min(cuda::network::LANES),
@@ -204,6 +207,14 @@ mod tests {
             (u64::MAX, u64::MAX, Some(64)),
         ] {
             assert_eq!(connections(threads, each), all, "{threads} threads with {each} each");
+        }
+    }
+
+    #[test]
+    fn gpus_have_four_lanes_at_most_and_host_memory_as_many_as_are_asked_for() {
+        for (asked, host, gpu) in [(None, 1, 4), (Some(2), 2, 2), (Some(9), 9, 4)] {
+            assert_eq!(Device::Host(0).lanes_of(asked), host, "{asked:?}");
+            assert_eq!(Device::Cuda(0).lanes_of(asked), gpu, "{asked:?}");
         }
     }
 

@@ -7,6 +7,7 @@
 //! - `threads` to print the names of this process's threads,
 //! - `late` and `once` for one all-reduce,
 //! - `abandon within|after` for one that an abort ends or follows,
+//! - `unmade` for a communicator that is aborted while it is made,
 //! - `beside failure|abort` for those of a thread that another one aborts,
 //! - `crowd THREADS` for one of so many ranks in each process,
 //! - `with-child` for some of a communicator and its child in turn,
@@ -23,6 +24,11 @@
 //! - `receives CALLS` to count their system calls,
 //! - `loop BYTES` to all-reduce until something fails.
 
+use oxccl::nccl::comm::ncclCommGetAsyncError;
+use oxccl::nccl::config::ncclConfig_t;
+use oxccl::nccl::lifetime::ncclCommAbort;
+use oxccl::nccl::types::ncclResult_t;
+use oxccl::oxccl::launch::oxcclCommInitEnv;
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::encryption::{self, Key};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -242,6 +248,29 @@ fn abandon(comm: &Arc<Communicator>, within: bool) -> Result<()> {
         Err(error) => assert_eq!(error.code(), Code::RemoteError, "{error}"),
     }
     abort(comm)
+}
+
+/// Begins to make a communicator without waiting for it, which a plugin that does not return holds
+/// up on some rank, and aborts it.
+fn unmade() -> Result<()> {
+    let config = ncclConfig_t { blocking: 0, ..ncclConfig_t::default() };
+    let (mut comm, start) = (std::ptr::null_mut(), Instant::now());
+    // SAFETY: a place for the handle, and a whole configuration.
+    let begun = unsafe { oxcclCommInitEnv(&mut comm, &config) };
+    assert_eq!(begun, ncclResult_t::ncclInProgress);
+    let mut state = begun;
+    while state == begun && start.elapsed() < Duration::from_millis(300) {
+        std::thread::yield_now();
+        // SAFETY: the handle that was made, and a place for its state.
+        unsafe { ncclCommGetAsyncError(comm, &mut state) };
+    }
+    assert_ne!(state, ncclResult_t::ncclSuccess, "the plugin has returned");
+    let start = Instant::now();
+    // SAFETY: as above; nobody else uses the handle.
+    let ended = unsafe { ncclCommAbort(comm) };
+    assert!(start.elapsed() < Duration::from_millis(1300), "abort took {:?}", start.elapsed());
+    assert_eq!(ended, ncclResult_t::ncclSuccess);
+    Ok(())
 }
 
 /// Prints the names of the threads that this process has once a communicator was used.
@@ -544,6 +573,7 @@ fn main() {
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
         Some("idle") => join().and_then(|comm| comm.destroy()),
         Some("threads") => threads(),
+        Some("unmade") => unmade(),
         Some("once") => join().and_then(|comm| once(&comm)),
         Some("abandon") => join().and_then(|comm| abandon(&comm, arguments[1] == "within")),
         Some("beside") => join().and_then(|comm| beside(&comm, &arguments[1])),

@@ -71,10 +71,8 @@ impl Members {
     /// Returns whether ranks of different hosts are connected when their edge is used first, and
     /// not all of them now.
     pub(super) fn connects_at_first_use(&self) -> bool {
-        let smallest = self.host_sizes().into_iter().min().unwrap_or(0) as usize;
-        let many = self.infos.len() - smallest > CONNECTED_PEERS;
-        // The slots of GPUs are registered when a communicator is made.
-        !self.infos[0].gpu && self.infos[0].connects_at_first_use.unwrap_or(many)
+        let RankInfo { gpu, connects_at_first_use: asked, .. } = self.infos[0];
+        connects_at_first_use(&self.host_sizes(), gpu, asked)
     }
 
     /// Returns the ranks of other hosts with which this one has a control connection, if not with
@@ -205,9 +203,38 @@ fn same_device(infos: &[RankInfo]) -> Result<()> {
     Ok(())
 }
 
+/// Returns whether ranks of hosts with so many each are connected when their edge is used first;
+/// `asked` is what the user wants.
+fn connects_at_first_use(host_sizes: &[u32], gpu: bool, asked: Option<bool>) -> bool {
+    let smallest = host_sizes.iter().min().copied().unwrap_or(0);
+    let many = (host_sizes.iter().sum::<u32>() - smallest) as usize > CONNECTED_PEERS;
+    // The slots of GPUs are registered when a communicator is made.
+    !gpu && asked.unwrap_or(many)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_with_more_than_sixteen_on_other_hosts_are_connected_at_first_use() {
+        for (sizes, many) in [
+            (&[1; 17][..], false),
+            (&[1; 18], true),
+            (&[8, 8, 8], false),
+            (&[8, 8, 9], true),
+            (&[16, 1], false),
+            (&[17, 1], true),
+            (&[64], false),
+        ] {
+            assert_eq!(connects_at_first_use(sizes, false, None), many, "{sizes:?}");
+            for asked in [false, true] {
+                assert_eq!(connects_at_first_use(sizes, false, Some(asked)), asked);
+                assert!(!connects_at_first_use(sizes, true, Some(asked)), "slots of GPUs");
+            }
+            assert!(!connects_at_first_use(sizes, true, None), "slots of GPUs");
+        }
+    }
 
     #[test]
     fn neighbours_have_each_other_and_hold_all_hosts_together() {
