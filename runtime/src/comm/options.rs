@@ -186,13 +186,16 @@ impl Field {
     }
 }
 
+/// The field whose variable may also have names.
+const POLICY: &str = "CTAPolicy";
+
 /// Parses a number as NCCL's variables have it. Policies may also be names, joined by `|`.
 fn number(field: &Field, text: &str) -> Option<i32> {
     let text = text.trim();
     if let Ok(number) = text.parse() {
         return Some(number);
     }
-    if field.name != "CTAPolicy" {
+    if field.name != POLICY {
         return None;
     }
     text.split('|').try_fold(0, |bits, name| match name.trim().to_ascii_uppercase().as_str() {
@@ -246,9 +249,10 @@ impl Options {
             match number(field, &text).filter(|&n| field.accepts(n)) {
                 Some(value) => (field.set)(self, value),
                 None => warnings.push(format!(
-                    "{variable}={text} is ignored: {} takes {}",
+                    "{variable}={text} is ignored: {} takes {}{}",
                     field.name,
-                    field.expected()
+                    field.expected(),
+                    if field.name == POLICY { ", or DEFAULT, EFFICIENCY, ZERO" } else { "" }
                 )),
             }
         }

@@ -155,7 +155,7 @@ variables! {
     /// 32.
     max_ctas: Option<i64> = "NCCL_MAX_CTAS", "";
     /// Overrides `CTAPolicy`: DEFAULT, EFFICIENCY, ZERO, joined by `|`. ZERO has copy engines of
-    /// GPUs move what they can; EFFICIENCY has collectives take 16 thread blocks at most.
+    /// GPUs move what they can; EFFICIENCY has collectives on GPUs take 16 thread blocks at most.
     cta_policy: Option<String> = "NCCL_CTA_POLICY", "";
     /// Overrides `netName`: the network to use, by name.
     net: Option<String> = "NCCL_NET", "";

@@ -207,9 +207,14 @@ fn ranks_that_encrypt_meet_under_oxccl_run_with_their_key() {
         command.args(["run", "-n", "3"]).args(options).arg(&program).arg(key);
         run(prefix(), &mut command)
     };
+    let write = |contents: &str, mode: u32| {
+        std::fs::write(&file, contents).expect("a file");
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&file, mode).expect("its own file");
+    };
     let with = ["--key", file.to_str().expect("a path")];
     for contents in [KEY.to_owned(), format!("{KEY}\n")] {
-        std::fs::write(&file, contents).expect("a file");
+        write(&contents, 0o600);
         let (status, text) = launch(&with, KEY);
         assert_eq!(status, Some(0), "{text}");
     }
@@ -220,10 +225,13 @@ fn ranks_that_encrypt_meet_under_oxccl_run_with_their_key() {
         let (status, text) = launch(options, key);
         assert!(status == Some(1) && text.contains(told), "{status:?} {text}");
     }
-    std::fs::write(&file, "too short").expect("a file");
-    let (status, text) = launch(&with, KEY);
-    assert!(
-        status == Some(1) && text.contains("9 bytes; expected a line of at least 16"),
-        "{text}"
-    );
+    for (contents, mode, told) in [
+        ("too short", 0o600, "9 bytes in 1 line; expected one line of at least 16"),
+        ("one line, and\nanother one", 0o600, "25 bytes in 2 lines; expected one line"),
+        (KEY, 0o644, "must belong to this user and have mode 0600"),
+    ] {
+        write(contents, mode);
+        let (status, text) = launch(&with, KEY);
+        assert!(status == Some(1) && text.contains(told), "{status:?} {text}");
+    }
 }

@@ -39,7 +39,7 @@ pub(crate) struct Options {
     collective: Kind,
     /// Number of ranks.
     #[arg(long, short = 'n', default_value_t = 4,
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     ranks: u32,
     /// Bytes per block: the count of the call times the size of its type.
     #[arg(long, short = 'b', default_value = "1M", value_parser = size)]
@@ -63,10 +63,6 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    if options.ranks > MAX_RANKS {
-        let text = format!("--ranks {}: a communicator has at most {MAX_RANKS}", options.ranks);
-        return Err(Error::Options(text));
-    }
     let kinds = options.collective.wanted(options.ranks).map_err(Error::Options)?;
     if options.root >= options.ranks {
         let text = format!(

@@ -14,7 +14,7 @@ use job::{Job, Member};
 use output::{Output, Showing};
 use oxccl_plan::words::counted;
 use oxccl_runtime::bootstrap::encryption::{self, Key, LEAST_KEY_BYTES};
-use oxccl_runtime::bootstrap::{self, rendezvous};
+use oxccl_runtime::bootstrap::{self, launch, rendezvous};
 use secret::SecretFile;
 use signals::Signals;
 pub(crate) use signals::{end_job_with_reader, end_with_reader};
@@ -78,8 +78,8 @@ pub(crate) struct Options {
     /// Time after which the ranks are told to end (SIGTERM); the exit code is 124 then.
     #[arg(long, value_name = "TIME", value_parser = Time::some)]
     pub(crate) timeout: Option<Time>,
-    /// A file with the key that the ranks give to ncclSetEncryption, a line of 16 bytes or more:
-    /// the ranks meet at this command, which has to encrypt as well.
+    /// A file of mode 0600 with the key that the ranks give to ncclSetEncryption, a line of 16
+    /// bytes or more: the ranks meet at this command, which has to encrypt as well.
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
     /// Write the output of rank N to the files rank-N.out and rank-N.err of this folder.
@@ -162,9 +162,10 @@ impl FromStr for Time {
 /// Runs a program on several ranks. Returns the exit code of the first rank that failed, or 128
 /// plus the number of the signal that ended that rank or this process, or 124 if the time was over.
 pub(crate) fn start(options: &Options) -> Result<ExitCode> {
+    // Before signals are blocked: a file may be a pipe that nobody writes.
+    options.key.as_deref().map_or(Ok(()), use_key)?;
     // Before any thread is started: threads inherit the mask of the one that starts them.
     let signals = Signals::block();
-    options.key.as_deref().map_or(Ok(()), use_key)?;
     let id = match options.part {
         Some(_) => hosts::id_of_part()?,
         None => bootstrap::new_unique_id()?,
@@ -205,15 +206,19 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     Ok(if whole || code != ExitCode::SUCCESS { code } else { ExitCode::FAILURE })
 }
 
-/// Encrypts the connections with the ranks with the key in a file.
+/// Encrypts the connections with the ranks with the key in a file, which only this user may read.
 fn use_key(path: &Path) -> Result<()> {
     let failed = |why: String| Error::Options(format!("--key {}: {why}", path.display()));
-    let text = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
+    std::fs::symlink_metadata(path).map_err(|e| failed(e.to_string()))?;
+    let text = launch::read_private_file(path).map_err(|e| failed(e.to_string()))?;
     let text = text.strip_suffix(b"\n").unwrap_or(&text);
     let text = text.strip_suffix(b"\r").unwrap_or(text);
-    if text.len() < LEAST_KEY_BYTES || text.contains(&b'\n') {
+    if text.len() < LEAST_KEY_BYTES || text.contains(&b'\n') || text.contains(&0) {
         let bytes = counted(text.len(), "byte", "bytes");
-        return Err(failed(format!("{bytes}; expected a line of at least {LEAST_KEY_BYTES}")));
+        let lines = counted(text.split(|byte| *byte == b'\n').count(), "line", "lines");
+        return Err(failed(format!(
+            "{bytes} in {lines}; expected one line of at least {LEAST_KEY_BYTES} bytes, none of them 0"
+        )));
     }
     encryption::set_key(Some(Key::new(text)));
     Ok(())

@@ -787,8 +787,10 @@ fn what_cannot_be_is_refused_before_ranks_start() {
         assert!(!ok && err.contains(part) && out.is_empty(), "{options:?}: {err}");
         assert!(!err.contains("lost rank"), "{err}");
     }
-    let (ok, _, err) = oxccl(&["perf", "--device", "host", "--ranks", "2", "-e", "9T"]);
-    assert!(!ok && err.contains("-e: 2 ranks have buffers of 37748736 MiB, and "), "{err}");
+    for ranks in ["--ranks", "-t"] {
+        let (ok, _, err) = oxccl(&["perf", "--device", "host", ranks, "2", "-e", "9T"]);
+        assert!(!ok && err.contains("-e: 2 ranks have buffers of 37748736 MiB, and "), "{err}");
+    }
     let own = ["perf", "--device", "host", "--ranks", "3", "-e", "8"];
     let (ok, _, err) =
         oxccl(&[&["run", "-n", "2", env!("CARGO_BIN_EXE_oxccl")], &own[..]].concat());

@@ -63,7 +63,7 @@ function hint(io, e, types, keywords)
     e.f isa Function && parentmodule(e.f) === OxCCL || return
     collective = nameof(e.f) in (:Allreduce!, :Reduce!, :Allgather!, :Reduce_scatter!, :Alltoall!, :Gather!, :Scatter!)
     collective |= nameof(e.f) in (:Allreduce, :Reduce) && !isempty(types) && !(first(types) <: Number)
-    if collective && !isempty(types) && !(first(types) <: (endswith(string(nameof(e.f)), "!") ? Union{AbstractArray,Nothing} : AbstractArray))
+    if collective && !isempty(types) && !(first(types) <: (nameof(e.f) === :Scatter! ? Union{AbstractArray,Nothing} : AbstractArray))
         print(io, "\n$(nameof(e.f)) takes arrays; got a $(first(types)). Allreduce, Reduce and others without ! take a number, too.")
         return
     end

@@ -531,6 +531,7 @@ end
             (() -> Allreduce!(view(x, 1:2:3), +, c)) => "collect(x) makes one",
             (() -> Bcast!(view(x, 1:2:3), c)) => "collect(x) makes one",
             (() -> Allreduce!(x, c)) => "an operation before the communicator",
+            (() -> Reduce!(nothing, +, c)) => "Reduce! takes arrays; got a Nothing",
             (() -> Allreduce(nothing, +, c)) => "Allreduce takes arrays; got a Nothing",
             (() -> Allreduce!(3, +, c)) => "Allreduce! takes arrays; got a $Int",
             (() -> Comm(4)) => "Comm(size, id, rank) takes a UniqueId",

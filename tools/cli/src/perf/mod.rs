@@ -55,15 +55,16 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         (None, None) => default_processes(options)?,
         (ranks, _) => (ranks.unwrap_or(1), None),
     };
+    if launch.is_none() && Device::find(options, &Api::built_in(), 0)?.gpus().is_none() {
+        let per_process = options.threads.saturating_mul(options.per_thread);
+        let ranks = processes.saturating_mul(libraries).saturating_mul(per_process);
+        check_memory(options.max_bytes, ranks)?;
+    }
     match launch {
         None if options.ranks.is_some() || processes * libraries > 1 => {
             // Told once, before each rank would.
             let per_process = options.threads.saturating_mul(options.per_thread);
-            let ranks = processes.saturating_mul(per_process);
-            options.roots(ranks).map_err(Error::Options)?;
-            if Device::find(options, &Api::built_in(), 0)?.gpus().is_none() {
-                check_memory(options.max_bytes, ranks.saturating_mul(libraries))?;
-            }
+            options.roots(processes.saturating_mul(per_process)).map_err(Error::Options)?;
             let own = std::env::current_exe().map_err(|e| Error::File {
                 path: "this program".to_owned(),
                 cause: e.to_string(),
