@@ -519,11 +519,11 @@ static void bad_operations(void) {
 static void bad_parts(void) {
   const size_t two = 2, three[3] = {2, 2, 2}, overlapping[3] = {0, 1, 4};
   const char *another = "8 bytes for rank 0 itself";
-  BAD(oxcclAllGatherv(in, 1, out, &two, &zero, ncclInt, comm, stream), "its receive count", another);
-  BAD(oxcclAlltoAllv(in, &one, &zero, out, &two, &zero, ncclInt, comm, stream), "its receive count",
+  BAD(oxcclAllGatherv(in, 1, out, &two, &zero, ncclInt, comm, stream), "recvcounts", another);
+  BAD(oxcclAlltoAllv(in, &one, &zero, out, &two, &zero, ncclInt, comm, stream), "recvcounts",
       another);
-  BAD(oxcclGatherv(in, 1, out, &two, &zero, ncclInt, 0, comm, stream), "its receive count", another);
-  BAD(oxcclScatterv(in, &one, &zero, out, 2, ncclInt, 0, comm, stream), "its receive count", another);
+  BAD(oxcclGatherv(in, 1, out, &two, &zero, ncclInt, 0, comm, stream), "recvcounts", another);
+  BAD(oxcclScatterv(in, &one, &zero, out, 2, ncclInt, 0, comm, stream), "recvcounts", another);
   BAD(oxcclAllGatherv(in, 2, out, three, overlapping, ncclInt, trio[0], stream),
       "the receive displacements", "such that the data of ranks 0 and 1 overlap");
   BAD(oxcclAlltoAllv(in, &two, &zero, in + 1, &two, &zero, ncclInt, comm, stream), "sendbuff",
