@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::fmt::Display;
 
-/// What to do where only a part of the ranks encrypts, or with other keys.
+/// The advice where only a part of the ranks encrypts, or with other keys.
 pub(crate) const ENCRYPT_ALIKE: &str = "call ncclSetEncryption alike on all ranks before they make \
      communicators, and give their key to `oxccl run` by --key FILE";
 

@@ -231,7 +231,7 @@ pub(crate) fn stopped(ranks: &[Rank]) -> Outcome {
     abort_now(rank)
 }
 
-/// Whether a process is stopped, by the state in its file.
+/// Returns whether a process is stopped, by the state in its file.
 fn is_stopped(pid: Pid) -> Outcome<bool> {
     let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
     let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;

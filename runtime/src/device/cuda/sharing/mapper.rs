@@ -95,7 +95,7 @@ struct MapperState {
     /// The buffers that are the peers' windows, by peer and place.
     windows: HashMap<(u32, u64), Key>,
     datagrams: VecDeque<Queued>,
-    /// What was made on demand.
+    /// The memory that was made on demand.
     made: Option<Arc<Memory>>,
     stream: Option<Private>,
     /// The stream that waits for operations, apart from `stream`, as no other work may wait for
