@@ -19,6 +19,7 @@ mod tune;
 use crate::api::Api;
 use crate::error::{Error, Result, can_write};
 use crate::run;
+use crate::topo::read::memory_bytes;
 use buffer::Device;
 use case::Case;
 use control::Control;
@@ -115,11 +116,8 @@ fn default_processes(options: &Options) -> Result<(u32, Option<&'static str>)> {
 /// of them.
 fn check_memory(max_bytes: u64, ranks: u32) -> Result<()> {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let found = text.split_once("MemAvailable:").and_then(|(_, rest)| {
-        rest.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
-    });
     let needed = max_bytes.saturating_mul(2).saturating_mul(ranks.into());
-    match found {
+    match memory_bytes(&text, "MemAvailable:") {
         Some(available) if needed > available => {
             let mib = [needed, available].map(|bytes| bytes >> 20);
             let ranks = counted(ranks, "rank has", "ranks have");

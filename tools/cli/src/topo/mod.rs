@@ -1,7 +1,7 @@
 //! `oxccl topo`: the parts of this machine and the links between them.
 
 mod paths;
-mod read;
+pub(crate) mod read;
 mod svg;
 mod text;
 

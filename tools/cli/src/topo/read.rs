@@ -225,16 +225,16 @@ fn nodes(root: &Root) -> Vec<Node> {
         let distances = root.text(&format!("{FOLDER}/{name}/distance")).unwrap_or_default();
         Some(Node {
             node: number,
-            memory: memory.and_then(|text| memory_bytes(&text)),
+            memory: memory.and_then(|text| memory_bytes(&text, "MemTotal:")),
             distances: distances.split_whitespace().filter_map(|d| d.parse().ok()).collect(),
         })
     };
     root.names(FOLDER).into_iter().filter_map(node).collect()
 }
 
-/// Returns the bytes of memory in the text of a node's file `meminfo`.
-fn memory_bytes(text: &str) -> Option<u64> {
-    let (_, rest) = text.split_once("MemTotal:")?;
+/// Returns the bytes that a field has in the text of a file `meminfo`, of a node or of the host.
+pub(crate) fn memory_bytes(text: &str, field: &str) -> Option<u64> {
+    let (_, rest) = text.split_once(field)?;
     rest.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -323,15 +323,18 @@ mod tests {
 
     #[test]
     fn texts_of_the_system_are_read_or_refused() {
-        assert_eq!(memory_bytes("Node 0 MemTotal:    20 kB\nNode 0 MemFree: 1 kB"), Some(20480));
+        assert_eq!(
+            memory_bytes("Node 0 MemTotal:    20 kB\nNode 0 MemFree: 1 kB", "MemTotal:"),
+            Some(20480)
+        );
         assert_eq!(cache_bytes("32768K"), Some(32 << 20));
         assert_eq!(cache_bytes("2M"), Some(2 << 20));
         assert_eq!(model("Model: \t\t NVIDIA H100\nIRQ: 1\n"), Some("NVIDIA H100"));
         for text in ["", "\u{fffd}", "MemTotal:", "K", "Model:", "MemTotal: -1", "-1K", "Model: "] {
-            let (memory, cache) = (memory_bytes(text), cache_bytes(text));
+            let (memory, cache) = (memory_bytes(text, "MemTotal:"), cache_bytes(text));
             assert_eq!((memory, cache, model(text)), (None, None, None), "{text}");
         }
-        assert_eq!(memory_bytes(&format!("MemTotal: {} kB", u64::MAX)), None);
+        assert_eq!(memory_bytes(&format!("MemTotal: {} kB", u64::MAX), "MemTotal:"), None);
         assert_eq!(cache_bytes(&format!("{}K", u64::MAX)), None);
     }
 
