@@ -124,8 +124,13 @@ impl Ends {
         }
     }
 
-    /// Connects with the other end.
-    pub(crate) fn connect(&mut self, to: &EndsAddress, options: &Options) -> Result<()> {
+    /// Connects with the other end; what this one sends is of a traffic class.
+    pub(crate) fn connect(
+        &mut self,
+        to: &EndsAddress,
+        traffic_class: u8,
+        options: &Options,
+    ) -> Result<()> {
         let (own, theirs) = (self.pairs.len(), to.queue_pairs.len());
         if own != theirs || self.split != to.split {
             let cause = format!(
@@ -135,7 +140,7 @@ impl Ends {
             );
             return Err(Error::new("connecting", cause, HINT));
         }
-        let path = self.device.path(&to.port, options)?;
+        let path = self.device.path(&to.port, traffic_class, options)?;
         for (pair, number) in self.pairs.iter_mut().zip(&to.queue_pairs) {
             pair.connect(&path, *number)?;
         }

@@ -1,6 +1,6 @@
 //! Devices: the active ports of the adapters.
 
-use crate::options::Options;
+use crate::options::{Network, Options};
 use crate::setup;
 use crate::verbs::{Adapter, HINT};
 use ibverbs_sys::{
@@ -10,6 +10,7 @@ use ibverbs_sys::{
 use oxccl_net::tcp::Tcp;
 use oxccl_net::{Connecting, Error, HOST, Handle, Listener, Net, Properties, Result};
 use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 /// The most bytes of a message; sizes are C's integers for plugins.
@@ -106,9 +107,12 @@ impl Device {
         table.retain(|entry| entry.port_num == u32::from(port));
         let wanted = Wanted::new(ethernet, options);
         let gid = choose(&table, &wanted).ok_or_else(|| {
-            let which = wanted.index.map(|index| format!(" at place {index}"));
+            let place = wanted.index.map(|index| format!(" at place {index}"));
+            let network = wanted.network.as_ref();
+            let network = network.map(|network| format!(" in NCCL_IB_ADDR_RANGE={network}"));
+            let which = place.or(network).unwrap_or_default();
             let call = format!("port {port} of {}", adapter.name);
-            Error::new(call, format!("it has no GID{}", which.unwrap_or_default()), HINT)
+            Error::new(call, format!("it has no GID{which}"), HINT)
         })?;
         if options.pkey_index > 0 && options.pkey_index >= attributes.pkey_tbl_len {
             let call = format!("port {port} of {}", adapter.name);
@@ -132,15 +136,21 @@ impl Device {
         format!("{}:{}", self.adapter.name, self.port.number)
     }
 
-    /// Returns the way to a peer. Fails unless both are InfiniBand, or both Ethernet.
-    pub(crate) fn path(&self, to: &PortAddress, options: &Options) -> Result<Path> {
+    /// Returns the way to a peer for packets of a traffic class. Fails unless both are InfiniBand,
+    /// or both Ethernet.
+    pub(crate) fn path(
+        &self,
+        to: &PortAddress,
+        traffic_class: u8,
+        options: &Options,
+    ) -> Result<Path> {
         if to.ethernet != self.port.ethernet {
             let layer = |ethernet| if ethernet { "Ethernet" } else { "InfiniBand" };
             let (own, theirs) = (layer(self.port.ethernet), layer(to.ethernet));
             let cause = format!("this side has {own}, the peer {theirs}");
             return Err(Error::new(format!("connecting {}", self.name()), cause, HINT));
         }
-        Ok(self.port.path(to, options))
+        Ok(self.port.path(to, traffic_class, options))
     }
 
     /// Returns the most bytes of a message.
@@ -167,7 +177,7 @@ impl Device {
 
 impl Port {
     /// Returns the way to a port of the same kind.
-    fn path(&self, to: &PortAddress, options: &Options) -> Path {
+    fn path(&self, to: &PortAddress, traffic_class: u8, options: &Options) -> Path {
         let subnet = |gid: &[u8; 16]| gid[..8].to_owned();
         let required = self.attributes.flags & GRH_REQUIRED != 0;
         let global = self.ethernet || required || subnet(&to.gid) != subnet(&self.gid.1);
@@ -179,7 +189,7 @@ impl Port {
             gid_index: self.gid.0,
             pkey_index: options.pkey_index,
             service_level: options.service_level,
-            traffic_class: options.traffic_class,
+            traffic_class,
             timeout: options.timeout,
             retries: options.retries,
         }
@@ -215,12 +225,15 @@ struct Wanted {
     index: Option<u32>,
     roce_version: u32,
     ipv6: bool,
+    /// The network without which none serves.
+    network: Option<Network>,
 }
 
 impl Wanted {
     fn new(ethernet: bool, options: &Options) -> Self {
         let index = if ethernet { options.gid_index } else { Some(0) };
-        Self { index, roce_version: options.roce_version, ipv6: options.ipv6 }
+        let &Options { roce_version, ipv6, .. } = options;
+        Self { index, roce_version, ipv6, network: options.network.clone() }
     }
 }
 
@@ -230,8 +243,13 @@ fn choose(table: &[ibv_gid_entry], wanted: &Wanted) -> Option<(u8, [u8; 16])> {
     // SAFETY: any bytes are a GID.
     let raw = |entry: &ibv_gid_entry| unsafe { entry.gid.raw };
     let is_there = |entry: &&ibv_gid_entry| raw(entry) != [0; 16] && entry.gid_index <= 255;
+    let is_within = |entry: &&ibv_gid_entry| {
+        let address = Ipv6Addr::from(raw(entry));
+        let address = address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4);
+        wanted.network.as_ref().is_none_or(|network| network.holds(address))
+    };
     let merit = |entry: &&ibv_gid_entry| {
-        let address = std::net::Ipv6Addr::from(raw(entry));
+        let address = Ipv6Addr::from(raw(entry));
         let kind =
             if wanted.roce_version == 1 { IBV_GID_TYPE_ROCE_V1 } else { IBV_GID_TYPE_ROCE_V2 };
         (
@@ -244,7 +262,7 @@ fn choose(table: &[ibv_gid_entry], wanted: &Wanted) -> Option<(u8, [u8; 16])> {
     let mut there = table.iter().filter(is_there);
     let chosen = match wanted.index {
         Some(index) => there.find(|entry| entry.gid_index == index),
-        None => there.max_by_key(merit),
+        None => there.filter(is_within).max_by_key(merit),
     };
     chosen.map(|entry| (entry.gid_index as u8, raw(entry)))
 }
@@ -322,7 +340,8 @@ mod tests {
     #[test]
     fn a_gid_is_chosen_by_version_family_and_reach() {
         let chosen = |index, roce_version, ipv6| {
-            choose(&table(), &Wanted { index, roce_version, ipv6 }).map(|(index, _)| index)
+            let wanted = Wanted { index, roce_version, ipv6, network: None };
+            choose(&table(), &wanted).map(|(index, _)| index)
         };
         assert_eq!(chosen(None, 2, false), Some(3));
         assert_eq!(chosen(None, 1, false), Some(2));
@@ -344,12 +363,14 @@ mod tests {
         assert_eq!(chosen(true, &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")]), Some(5));
         assert_eq!(chosen(true, &[("NCCL_IB_GID_INDEX", "4")]), Some(4));
         assert_eq!(chosen(false, &[("NCCL_IB_GID_INDEX", "4")]), Some(0));
+        let within = |network| chosen(true, &[("NCCL_IB_ADDR_RANGE", network)]);
+        assert_eq!(within("192.0.2.8/29"), Some(4));
+        assert_eq!((within("2001:db8::/32"), within("198.51.100.0/24")), (Some(5), None));
     }
 
     #[test]
     fn variables_reach_the_attributes_of_queue_pairs() {
         let variables = [
-            ("NCCL_IB_TC", "106"),
             ("NCCL_IB_SL", "3"),
             ("NCCL_IB_PKEY", "6"),
             ("NCCL_IB_TIMEOUT", "14"),
@@ -361,7 +382,7 @@ mod tests {
         attributes.active_mtu = 5;
         let mut port = Port { number: 2, ethernet: true, attributes, gid: (9, [1; 16]) };
         let mut to = PortAddress { lid: 4, gid: [2; 16], ethernet: true, mtu: 3 };
-        let path = port.path(&to, &options);
+        let path = port.path(&to, 106, &options);
         let initial = verbs::initial(&path);
         assert_eq!((initial.port_num, initial.pkey_index), (2, 6));
         let receiving = verbs::receiving(&path, 77);
@@ -375,7 +396,7 @@ mod tests {
         assert_eq!((sending.timeout, sending.retry_cnt), (14, 5));
         // Within a subnet of InfiniBand the number of the port is enough.
         (port.ethernet, to.ethernet, to.gid) = (false, false, [1; 16]);
-        let way = verbs::receiving(&port.path(&to, &options), 77).ah_attr;
+        let way = verbs::receiving(&port.path(&to, 106, &options), 77).ah_attr;
         assert_eq!((way.dlid, way.sl, way.is_global, way.grh.traffic_class), (4, 3, 0, 0));
     }
 

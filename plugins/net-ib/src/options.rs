@@ -1,6 +1,7 @@
 //! The options of the plugin, read from NCCL's variables.
 
 use oxccl_net::{Error, Result};
+use std::net::IpAddr;
 use std::str::FromStr;
 
 /// The most queue pairs of a connection.
@@ -22,8 +23,12 @@ pub(crate) struct Options {
     pub(crate) roce_version: u32,
     /// `NCCL_IB_ADDR_FAMILY`: whether a GID that holds an IPv6 address is chosen.
     pub(crate) ipv6: bool,
+    /// `NCCL_IB_ADDR_RANGE`: the network in which the GID's address has to be.
+    pub(crate) network: Option<Network>,
     /// `NCCL_IB_TC`: the traffic class of packets with a global header.
     pub(crate) traffic_class: u8,
+    /// `NCCL_IB_FIFO_TC`: that of the packets by which receivers offer memory, as NCCL's do.
+    pub(crate) offer_traffic_class: u8,
     /// `NCCL_IB_SL`: the service level.
     pub(crate) service_level: u8,
     /// `NCCL_IB_PKEY`: the place in the port's table of partition keys.
@@ -44,13 +49,19 @@ impl Options {
     pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let text = |name: &str| variable(name).unwrap_or_default();
         let gid_index: i64 = number(&variable, "NCCL_IB_GID_INDEX", -1, -1..=65535)?;
+        let range = text("NCCL_IB_ADDR_RANGE");
+        let network = (!range.is_empty()).then(|| Network::read(&range)).transpose()?;
+        let family = text("NCCL_IB_ADDR_FAMILY");
+        let traffic_class = number(&variable, "NCCL_IB_TC", 0, 0..=255)?;
         Ok(Self {
             disabled: number(&variable, "NCCL_IB_DISABLE", 0, 0..=1)? == 1,
             adapters: Adapters::from(text("NCCL_IB_HCA").as_str()),
             gid_index: u32::try_from(gid_index).ok(),
             roce_version: number(&variable, "NCCL_IB_ROCE_VERSION_NUM", 2, 1..=2)?,
-            ipv6: text("NCCL_IB_ADDR_FAMILY") == "AF_INET6",
-            traffic_class: number(&variable, "NCCL_IB_TC", 0, 0..=255)?,
+            ipv6: network.as_ref().map_or(family == "AF_INET6", Network::is_ipv6),
+            network,
+            traffic_class,
+            offer_traffic_class: number(&variable, "NCCL_IB_FIFO_TC", traffic_class, 0..=255)?,
             service_level: number(&variable, "NCCL_IB_SL", 0, 0..=15)?,
             pkey_index: number(&variable, "NCCL_IB_PKEY", 0, 0..=u16::MAX)?,
             timeout: number(&variable, "NCCL_IB_TIMEOUT", 20, 1..=31)?,
@@ -87,6 +98,54 @@ fn number<T: FromStr + PartialOrd + std::fmt::Debug>(
         Error::new(format!("reading {name}"), cause, HINT)
     };
     read.ok_or_else(wrong)
+}
+
+/// A network that `NCCL_IB_ADDR_RANGE` names: an address, `/`, and how many of its first bits count.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    text: String,
+    address: IpAddr,
+    bits: u32,
+}
+
+impl Network {
+    fn read(text: &str) -> Result<Self> {
+        let network = text.trim().split_once('/').and_then(|(address, bits)| {
+            let address: IpAddr = address.parse().ok()?;
+            let (bits, most) = (bits.parse().ok()?, if address.is_ipv4() { 32 } else { 128 });
+            (bits <= most).then(|| Self { text: text.trim().to_owned(), address, bits })
+        });
+        network.ok_or_else(|| {
+            let cause = format!(
+                "it is {text:?}; a network such as 192.0.2.0/24 or 2001:db8::/32 is expected"
+            );
+            Error::new("reading NCCL_IB_ADDR_RANGE", cause, HINT)
+        })
+    }
+
+    fn is_ipv6(&self) -> bool {
+        self.address.is_ipv6()
+    }
+
+    /// Returns whether an address is in the network.
+    pub(crate) fn holds(&self, address: IpAddr) -> bool {
+        let differ = match (self.address, address) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => {
+                (own.to_bits() ^ other.to_bits()).leading_zeros()
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => {
+                (own.to_bits() ^ other.to_bits()).leading_zeros()
+            }
+            _ => return false,
+        };
+        differ >= self.bits
+    }
+}
+
+impl std::fmt::Display for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 /// The adapters and ports that `NCCL_IB_HCA` admits: `name[:port]`, separated by commas. Names are
@@ -165,5 +224,36 @@ mod tests {
         let error = Options::of(&[("NCCL_IB_RETRY_CNT", "8")]).unwrap_err().to_string();
         assert!(error.contains("reading NCCL_IB_RETRY_CNT: it is \"8\""), "{error}");
         assert!(error.contains("from 0 to 7"), "{error}");
+    }
+
+    #[test]
+    fn traffic_classes_of_offers_are_those_of_data_unless_they_are_set() {
+        let classes = |variables: &[(&str, &str)]| {
+            let options = Options::of(variables).unwrap();
+            (options.traffic_class, options.offer_traffic_class)
+        };
+        assert_eq!(classes(&[("NCCL_IB_TC", "106")]), (106, 106));
+        assert_eq!(classes(&[("NCCL_IB_TC", "106"), ("NCCL_IB_FIFO_TC", "192")]), (106, 192));
+    }
+
+    #[test]
+    fn networks_hold_the_addresses_with_their_first_bits() {
+        let holds = |text: &str, address: &str| {
+            Network::read(text).unwrap().holds(address.parse().unwrap())
+        };
+        assert!(holds("192.0.2.77/24", "192.0.2.1") && !holds("192.0.2.0/24", "192.0.3.1"));
+        assert!(holds("192.0.2.0/23", "192.0.3.1") && holds("0.0.0.0/0", "198.51.100.1"));
+        assert!(holds("192.0.2.1/32", "192.0.2.1") && !holds("192.0.2.1/32", "192.0.2.0"));
+        assert!(holds("2001:db8::/32", "2001:db8:1::1") && !holds("::/0", "192.0.2.1"));
+        for wrong in ["192.0.2.0", "192.0.2.0/33", "::/129", "here/8", "192.0.2.0/-1", "/"] {
+            let error = Options::of(&[("NCCL_IB_ADDR_RANGE", wrong)]).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("reading NCCL_IB_ADDR_RANGE: it is {wrong:?}")),
+                "{error}"
+            );
+        }
+        let variables =
+            [("NCCL_IB_ADDR_RANGE", "2001:db8::/32"), ("NCCL_IB_ADDR_FAMILY", "AF_INET")];
+        assert!(Options::of(&variables).unwrap().ipv6);
     }
 }

@@ -191,7 +191,7 @@ impl IbListener {
             }
             let number = hello.ends.queue_pairs();
             let mut ends = Ends::new(&self.device, number, &self.options)?;
-            ends.connect(&hello.ends, &self.options)?;
+            ends.connect(&hello.ends, self.options.offer_traffic_class, &self.options)?;
             Ok(ends)
         };
         let ends: Result<Ends> = make();
@@ -262,7 +262,7 @@ impl Connecting for IbConnecting {
                         let peer = peer.map_err(refused)?;
                         let ends = self.ends.as_mut();
                         let ends = ends.ok_or_else(|| Error::new("connecting", "done", HINT))?;
-                        ends.connect(&peer, &self.options)?;
+                        ends.connect(&peer, self.options.traffic_class, &self.options)?;
                         Step::Ready(Outbox::new(sender, &Ready)?)
                     }
                     None => {

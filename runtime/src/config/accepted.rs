@@ -94,12 +94,12 @@ accepted! {
     Uint "NCCL_IB_RETRY_CNT" = "7", PLUGIN, "Retransmissions.";
     Int "NCCL_IB_GID_INDEX" = "-1", PLUGIN, "Index of the GID; -1 finds one.";
     Text "NCCL_IB_ADDR_FAMILY" = "AF_INET", PLUGIN, "Address family of the GID.";
-    Text "NCCL_IB_ADDR_RANGE" = "", RDMA, "Network that the GID has to be in.";
+    Text "NCCL_IB_ADDR_RANGE" = "", PLUGIN, "Network that the GID has to be in.";
     Uint "NCCL_IB_ROCE_VERSION_NUM" = "2", PLUGIN, "Version of RoCE.";
     Uint "NCCL_IB_SL" = "0", PLUGIN, "Service level.";
     Uint "NCCL_IB_TC" = "0", PLUGIN, "Traffic class.";
     Uint "NCCL_IB_PKEY" = "0", PLUGIN, "Place in the port's table of partition keys.";
-    Uint "NCCL_IB_FIFO_TC" = "", RDMA, "Traffic class of control messages; default: that of data.";
+    Uint "NCCL_IB_FIFO_TC" = "", PLUGIN, "Traffic class of control messages; default: that of data.";
     Bool "NCCL_IB_RETURN_ASYNC_EVENTS" = "1", RDMA, "Fatal events of adapters become errors.";
     Uint "NCCL_IB_AR_THRESHOLD" = "8192", RDMA, "Bytes above which data and notice are separate messages.";
     Bool "NCCL_IB_OOO_RQ" = "0", RDMA, "Receives may complete out of order.";
