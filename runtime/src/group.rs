@@ -1,17 +1,17 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
-use crate::device::{Event, Stream, TimedBlocks};
+use crate::device::{Event, Stream, Told};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use crate::op::descriptor::Descriptor;
-use crate::op::{Call, CallOptions, Operation, Transfer, Transfers};
-use crate::plugin::profiler::{Calls, Reported, Running};
+use crate::op::{Call, CallOptions, Operation, Programs, Transfer, Transfers};
+use crate::plugin::profiler::{Calls, Reported};
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// A call that was checked and waits for the end of its group.
 enum Pending {
@@ -103,8 +103,8 @@ impl Events {
         self.0.iter_mut().for_each(|(_, calls)| calls.launch());
     }
 
-    /// Submits an operation with the events of its launch, its beginning and its end. In captures
-    /// the operation's events end when it is submitted.
+    /// Submits an operation with the events of its launch, and of its run or, in host memory, those
+    /// of the graph that captures it. On GPUs the events of captured operations end at once.
     fn submit(
         &self,
         comm: &Arc<Communicator>,
@@ -114,55 +114,55 @@ impl Events {
         inline: bool,
     ) -> Result<()> {
         let executor = comm.executor();
-        let submit = |operation, blocks: Option<&TimedBlocks>| match operation {
+        let submit = |operation, told: Told<'_>| match operation {
             Operation::Exchange(_) | Operation::Batch(_) => {
-                executor.submit_on_all(operation, stream, others, blocks)
+                executor.submit_on_all(operation, stream, others, told)
             }
-            operation => executor.submit(operation, stream, inline, blocks),
+            operation => executor.submit(operation, stream, inline, told),
         };
-        let Some(calls) = self.find(comm) else { return submit(operation, None) };
-        let report = |operation: &Operation, channels: &dyn Fn(usize) -> Range<u8>| {
-            let of_calls = operation.collectives();
-            let bound = of_calls.map(|(programs, call)| comm.likely(programs, call).0);
-            calls.operation(operation, &Vec::from_iter(bound), channels, reported)
-        };
+        let Some(calls) = self.find(comm) else { return submit(operation, Told::Nobody) };
         let _launch = calls.kernel_launch(stream.id());
-        if stream.is_capturing() {
-            // The work of channels is not reported where it is captured.
+        let captured = stream.is_capturing();
+        let Some(asks_for_times) = calls.asks_for_operations() else {
+            calls.begin_group(captured);
+            return submit(operation, Told::Nobody);
+        };
+        let likely = |(programs, call): (&Arc<Programs>, &Call)| {
+            let bound = comm.likely(programs, call).0;
+            (bound.plan.algorithm, bound.carrier)
+        };
+        let routes: Vec<_> = operation.collectives().map(likely).collect();
+        if comm.device().is_host() {
+            let runs = calls.runs(&operation, routes, reported, captured);
+            return submit(operation, runs.map_or(Told::Nobody, Told::Runs));
+        }
+        let report = |operation: &Operation, channels: &dyn Fn(usize) -> Range<u8>| {
+            calls.operation(operation, &routes, channels, reported)
+        };
+        if captured {
             let _captured = report(&operation, &|_| 0..0);
-            return submit(operation, None);
+            return submit(operation, Told::Nobody);
         }
-        if let Some(blocks) = executor.timed_blocks(calls.asks_for_channels()) {
-            let number = executor.next_number();
-            // How many channels there are is known once the operation is launched.
-            submit(operation.clone(), Some(&blocks))?;
-            let running = report(&operation, &|part| blocks.of(part));
-            if running.has_events()
-                && let Some(end) = executor.mark(stream)
-            {
-                running.called(number);
-                calls.follow(running, blocks.times(end));
-            }
-            return Ok(());
+        let Some(blocks) = executor.timed_blocks(asks_for_times) else {
+            return submit(operation, Told::Nobody);
+        };
+        let number = executor.next_number();
+        // How many channels there are is known once the operation is launched.
+        submit(operation.clone(), Told::Blocks(&blocks))?;
+        let running = report(&operation, &|part| blocks.of(part));
+        let needs_mark = blocks.need_mark();
+        let marks = needs_mark && running.has_events();
+        let end = if marks { executor.mark(stream) } else { None };
+        // Without events it is followed for the place of its times.
+        if needs_mark == end.is_some() {
+            running.called(number);
+            let (rank, mut times) = (executor.rank().clone(), blocks.times(end));
+            // What fails may never have begun.
+            let is_over = move || rank.failure().map(|_| Vec::new());
+            calls.follow(running, move || times().or_else(&is_over));
         }
-        let running = report(&operation, &|_| 0..1);
-        if !running.has_events() {
-            return submit(operation, None);
-        }
-        running.called(executor.next_number());
-        let running = Arc::new(Mutex::new(Some(running)));
-        let begun = running.clone();
-        executor.notify(stream, move || {
-            lock(&begun).iter_mut().for_each(Running::begin_now);
-        })?;
-        let submitted = submit(operation, None);
-        executor.notify(stream, move || drop(lock(&running).take()))?;
-        submitted
+        Ok(())
     }
-}
-
-fn lock(running: &Mutex<Option<Running>>) -> MutexGuard<'_, Option<Running>> {
-    running.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// A guard that drops the calls of a group that its thread did not end, when the thread ends.
@@ -290,7 +290,7 @@ fn leave() -> Result<Option<(Vec<Pending>, Events)>> {
 #[inline]
 pub fn collective(comm: &Arc<Communicator>, call: &Call, stream: impl Into<Stream>) -> Result<()> {
     let (programs, stream) = (comm.programs(call)?, stream.into());
-    if !active() && comm.profiler().is_none() {
+    if !active() && !comm.is_profiled() {
         return Ok(comm.executor().launch(programs, call, &stream)?);
     }
     operation(comm, Operation::Collective(programs, *call), stream)
@@ -321,8 +321,8 @@ pub fn operation(
     stream: impl Into<Stream>,
 ) -> Result<()> {
     let (operation, stream) = (operation.into(), stream.into());
-    if !active() && comm.profiler().is_none() {
-        return comm.executor().submit(operation, &stream, true, None);
+    if !active() && !comm.is_profiled() {
+        return comm.executor().submit(operation, &stream, true, Told::Nobody);
     }
     submit_or_wait(comm, operation, (stream, None))
 }
@@ -369,10 +369,11 @@ fn reported<T: Default>(
     stream: &Stream,
     report: impl FnOnce(&Calls) -> T,
 ) -> T {
-    if comm.profiler().is_none() {
+    if !comm.is_profiled() {
         return T::default();
     }
-    let (mut events, depth) = GROUP.with_borrow_mut(|g| (take(&mut g.events), g.depth));
+    // A call without a group is one of its own, as with NCCL.
+    let (mut events, depth) = GROUP.with_borrow_mut(|g| (take(&mut g.events), g.depth + 1));
     let reported = events.of(comm, depth, stream).map(report).unwrap_or_default();
     GROUP.with_borrow_mut(|g| g.events = events);
     reported

@@ -1,5 +1,5 @@
-/* Two ranks of a process, of which one comes late, to a collective and to a message: a profiler within
- * the program sees that nothing of the other one's ends before. */
+/* Two ranks of a process, of which one comes late, to a message, to a collective and to one in a graph: a
+ * profiler within the program sees that nothing of the other one's ends before. */
 #include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -73,25 +73,44 @@ static void call(int rank, int collective, ncclComm_t comm, oxcclStream_t stream
     OK(ncclRecv(data[rank], 256, ncclFloat, 1, comm, stream));
 }
 
+/* Calls on both ranks, or launches a graph that has captured that. */
+static void call_both(int collective, int captured, ncclComm_t *comms, oxcclStream_t *streams,
+                      oxcclGraphExec_t *execs) {
+  for (int rank = 0; rank < 2 && captured; rank++) OK(oxcclStreamBeginCapture(streams[rank], oxcclCaptureGlobal));
+  OK(ncclGroupStart());
+  for (int rank = 0; rank < 2; rank++) call(rank, collective, comms[rank], streams[rank]);
+  OK(ncclGroupEnd());
+  for (int rank = 0; rank < 2 && captured; rank++) {
+    oxcclGraph_t graph;
+    OK(oxcclStreamEndCapture(streams[rank], &graph));
+    OK(oxcclGraphInstantiate(&execs[rank], graph));
+    OK(oxcclGraphDestroy(graph, NULL));
+    OK(oxcclGraphLaunch(execs[rank], streams[rank]));
+  }
+}
+
 int main(void) {
   ncclComm_t comms[2];
+  oxcclGraphExec_t execs[2];
   oxcclStream_t streams[2];
   OK(ncclCommInitAll(comms, 2, NULL));
   for (int rank = 0; rank < 2; rank++) OK(oxcclStreamCreate(&streams[rank]));
-  for (int collective = 0; collective < 2; collective++) {
+  for (int turn = 0; turn < 3; turn++) {
+    int before = begun;
     sem_t released;
     sem_init(&released, 0, 0);
     has_come = moves = 0;
     OK(oxcclStreamHostFunc(streams[1], come_late, &released));
-    OK(ncclGroupStart());
-    for (int rank = 0; rank < 2; rank++) call(rank, collective, comms[rank], streams[rank]);
-    OK(ncclGroupEnd());
+    call_both(turn > 0, turn == 2, comms, streams, execs);
     while (!moves) sched_yield();
     sem_post(&released);
     for (int rank = 0; rank < 2; rank++) OK(oxcclStreamSynchronize(streams[rank], -1));
     while (ended < begun) sched_yield();
+    /* An operation and a channel of each rank. */
+    if (begun != before + 4) return 2;
   }
   for (int rank = 0; rank < 2; rank++) {
+    OK(oxcclGraphDestroy(NULL, execs[rank]));
     OK(ncclCommDestroy(comms[rank]));
     OK(oxcclStreamDestroy(streams[rank]));
   }

@@ -1,5 +1,5 @@
-/* Groups and ends for a profiler to follow: what is not launched, what ends within a group, and what
- * waits in a stream while its communicator is aborted. */
+/* Groups and ends for a profiler to follow: what is not launched, what ends within a group, what waits in
+ * a stream while its communicator is aborted, and a graph that outlives its communicator. */
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,6 +68,21 @@ int main(void) {
   OK(ncclCommAbort(comm));
   sem_post(&released);
   oxcclStreamSynchronize(stream, -1);
+
+  /* A graph of a communicator that is gone. */
+  oxcclGraph_t graph;
+  oxcclGraphExec_t exec;
+  OK(ncclCommInitAll(&comm, 1, &device));
+  OK(oxcclStreamBeginCapture(stream, oxcclCaptureGlobal));
+  OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
+  OK(oxcclStreamEndCapture(stream, &graph));
+  OK(oxcclGraphInstantiate(&exec, graph));
+  OK(oxcclGraphLaunch(exec, stream));
+  OK(oxcclStreamSynchronize(stream, -1));
+  OK(ncclCommDestroy(comm));
+  oxcclGraphLaunch(exec, stream);
+  oxcclStreamSynchronize(stream, -1);
+  OK(oxcclGraphDestroy(graph, exec));
 
   /* A communicator that is aborted within a group of its calls. */
   OK(ncclCommInitAll(&comm, 1, &device));

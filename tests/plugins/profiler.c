@@ -3,7 +3,8 @@
  * may also be `no handles` or `null context`. FIXTURE_MASK is the sum of the kinds of events that it asks
  * for. FIXTURE_REPORT is a file to which the kinds of events are appended, what is missing, and the
  * messages of each lane that the net plugin has told of. With FIXTURE_BLOCKS channels are thread blocks of
- * a GPU: an operation may have several, of which those of a number run one after the other. */
+ * a GPU: an operation may have several, of which those of a number run one after the other. The file also
+ * tells of groups that the user made, of what was captured, and of the operations in replays of that. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,6 +12,8 @@
 #include "fixture.h"
 
 #define KINDS 16
+/* The most channels for which NVIDIA's example of a profiler has room. */
+#define MOST_CHANNELS 32
 
 /* Of a channel by its number: the times of the beginning and the end of what it ran last. */
 struct channel {
@@ -19,10 +22,10 @@ struct channel {
 
 struct context {
   int mark, events, rank;
-  struct channel channels[256];
+  struct channel channels[MOST_CHANNELS];
 };
 enum { MARK = 4712 };
-static int contexts, captured, begun[KINDS], ended[KINDS];
+static int contexts, captured, deep, replays, begun[KINDS], ended[KINDS];
 
 /* The context of a communicator; with FIXTURE=null context, what a null pointer stands for. */
 static struct context unmade = {MARK, 0, -1, {{0, 0}}};
@@ -47,11 +50,13 @@ struct event {
   uint64_t kind, begin_ns;
   struct event *parent;
   int state, over;
+  /* Of calls: whether a graph has captured them. */
+  int captured;
   /* Of operations: the number of channels that they say they have. Of channels: their number. */
   int channels, channel;
   /* Of operations: the channels that came, and their numbers. */
   int came;
-  uint64_t numbers[4];
+  uint64_t numbers;
   /* Of the messages in a direction: whether they are sent, how many there are, and their most bytes. */
   int sends, steps;
   size_t most;
@@ -118,6 +123,8 @@ __attribute__((destructor)) static void report(void) {
   if (several) fprintf(to, "several channels\n");
 #endif
   if (captured) fprintf(to, "captured\n");
+  if (deep) fprintf(to, "deep\n");
+  if (replays) fprintf(to, "%d replays\n", replays);
   report_lanes(to);
   fprintf(to, "ended\n");
   fclose(to);
@@ -204,10 +211,10 @@ static void check_size(const struct event *of) {
 
 /* Notes a channel of an operation; returns whether it is the first one with its number. */
 static int comes(struct event *of, unsigned channel) {
-  uint64_t bit = 1ull << channel % 64, *numbers = &of->numbers[channel / 64];
+  uint64_t bit = 1ull << channel % MOST_CHANNELS;
   of->came++;
-  int known = (*numbers & bit) != 0;
-  *numbers |= bit;
+  int known = (of->numbers & bit) != 0;
+  of->numbers |= bit;
   return !known;
 }
 #endif
@@ -273,6 +280,7 @@ static void check(const V(ncclProfilerEventDescr) * of, struct event *parent) {
     case ncclProfileKernelCh:
       if (!PARENT(parent, ncclProfileColl) && !PARENT(parent, ncclProfileP2p)) wrong("a channel");
       if (parent && !comes(parent, of->kernelCh.channelId)) wrong("a channel that was there");
+      if (of->kernelCh.channelId >= MOST_CHANNELS) wrong("the number of a channel");
       break;
     case ncclProfileNetPlugin:
       check_part(of, parent);
@@ -282,6 +290,7 @@ static void check(const V(ncclProfilerEventDescr) * of, struct event *parent) {
     case ncclProfileGroupApi:
       if (parent || of->groupApi.groupDepth < 1) wrong("a group of calls");
       if (of->groupApi.graphCaptured) captured = 1;
+      if (of->groupApi.groupDepth > 1) deep = 1;
       break;
     case ncclProfileCollApi:
     case ncclProfileP2pApi:
@@ -316,12 +325,18 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
   if (of->type == ncclProfileColl) events[at].channels = of->coll.nChannels;
   if (of->type == ncclProfileP2p) events[at].channels = of->p2p.nChannels;
   if (of->type == ncclProfileKernelCh) {
-    struct channel *channel = &in->channels[of->kernelCh.channelId];
+    struct channel *channel = &in->channels[of->kernelCh.channelId % MOST_CHANNELS];
     if (!may_begin(channel, of->kernelCh.pTimer)) wrong("the order of channels");
     channel->begin_ns = of->kernelCh.pTimer;
     events[at].begin_ns = of->kernelCh.pTimer;
-    events[at].channel = of->kernelCh.channelId;
+    events[at].channel = of->kernelCh.channelId % MOST_CHANNELS;
   }
+#endif
+#if VERSION >= 5
+  if (of->type == ncclProfileCollApi) events[at].captured = of->collApi.graphCaptured;
+  if (of->type == ncclProfileP2pApi) events[at].captured = of->p2pApi.graphCaptured;
+  if ((of->type == ncclProfileColl || of->type == ncclProfileP2p) && parent && parent->captured)
+    __atomic_add_fetch(&replays, 1, __ATOMIC_SEQ_CST);
 #endif
   if (of->type == ncclProfileProxyOp) {
     events[at].sends = of->proxyOp.isSend;

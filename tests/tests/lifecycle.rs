@@ -344,7 +344,8 @@ fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
     let (comm, call, programs) = broken();
     let stream = Stream::new();
     // Not inline, and nobody synchronises: only the worker moves the stream on.
-    let work = Work::Operation(endpoint(&comm).clone(), op::Operation::Collective(programs, call));
+    let operation = op::Operation::Collective(programs, call);
+    let work = Work::Operation(endpoint(&comm).clone(), operation, None);
     stream.enqueue(work, false).expect("it is taken");
     let (sender, heard) = channel::<()>();
     let argument = Address((&raw const sender).cast_mut().cast());
@@ -363,7 +364,7 @@ fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
 fn a_panic_in_a_call_is_an_error_and_later_calls_do_not_hang() {
     let (comm, call, programs) = broken();
     let stream = Stream::new();
-    let error = stream.launch(endpoint(&comm), programs, &call).expect_err("it panics");
+    let error = stream.launch(endpoint(&comm), programs, &call, None).expect_err("it panics");
     assert!(matches!(&*error, Error::Internal { what } if what.contains("a panic")), "{error}");
     let later = group::collective(&comm, &call, &stream).and_then(|()| stream.synchronize(None));
     assert!(later.is_err(), "an operation after the failed one succeeds");

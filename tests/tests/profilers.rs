@@ -35,7 +35,9 @@ fn every_version_of_profilers_is_told_of_calls_and_operations_and_their_ends() {
             assert!(!ended.output.contains("wrong use"), "version {version}: {}", ended.output);
         }
         let of_rank: String = kinds.iter().map(|kind| format!("kind {kind}\n")).collect();
-        let expected = format!("{of_rank}ended\n").repeat(2);
+        // Some are groups that the rank has made.
+        let deep = if version >= 5 { "deep\n" } else { "" };
+        let expected = format!("{of_rank}{deep}ended\n").repeat(2);
         assert_eq!(plugin.take_report(), expected, "version {version}");
     }
 }
@@ -151,6 +153,8 @@ fn a_profiler_is_told_of_what_it_asks_for_with_all_that_contains_it() {
         ("0", "2", "none", &[][..]),
         ("256", "2", "none", &[8]),
         ("64", "2", "none", &[0, 1, 2, 6, 8, 9, 10]),
+        // Parts of channels, of which there are none.
+        ("32768", "2", "none", &[0, 1, 2, 6, 8, 9, 10]),
         ("8", "1", "none", &[0, 1, 2, 3, 8, 9, 10]),
         ("16", "1", "none", &[0, 1, 2, 3, 4, 8, 9, 10]),
         ("64", "1", "none", &[0, 1, 2, 6, 8, 9, 10]),
@@ -197,16 +201,21 @@ fn programs_in_c_are_profiled_and_tuned_also_where_they_capture() {
     let Some(program) = Program::build("collectives.c", C11) else { return };
     let Some(profiler) = Plugin::compile("profiler", 7, &[]) else { return };
     let Some(tuner) = Plugin::compile("tuner", 6, &[]) else { return };
-    let mut command = Command::new(program.path());
-    command
-        .env("NCCL_PROFILER_PLUGIN", profiler.path())
-        .env("NCCL_TUNER_PLUGIN", tuner.path())
-        .env("FIXTURE_REPORT", profiler.report());
-    let output = c::expect_success(&mut command, "");
-    assert!(!output.contains("wrong use"), "{output}");
-    let report = profiler.take_report();
-    let told = ["kind 6\n", "captured\n"].iter().all(|text| report.contains(text));
-    assert!(told && !report.contains("left") && !report.contains("not asked"), "{report}");
+    // On one host, and on as many as there are ranks.
+    for (per_host, more) in [("", &[][..]), ("1", &["kind 3\n", "kind 4\n"])] {
+        let mut command = Command::new(program.path());
+        command
+            .env("NCCL_PROFILER_PLUGIN", profiler.path())
+            .env("NCCL_TUNER_PLUGIN", tuner.path())
+            .env("OXCCL_RANKS_PER_NODE", per_host)
+            .env("FIXTURE_REPORT", profiler.report());
+        let output = c::expect_success(&mut command, "");
+        assert!(!output.contains("wrong use"), "{output}");
+        let report = profiler.take_report();
+        let texts = ["kind 6\n", "captured\n", "deep\n", " replays\n"];
+        let told = texts.iter().chain(more).all(|text| report.contains(text));
+        assert!(told && !report.contains("left") && !report.contains("not asked"), "{report}");
+    }
 }
 
 /// Calls that are not launched, communicators that end within a group, and operations that wait in

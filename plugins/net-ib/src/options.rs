@@ -100,7 +100,8 @@ fn number<T: FromStr + PartialOrd + std::fmt::Debug>(
     read.ok_or_else(wrong)
 }
 
-/// A network that `NCCL_IB_ADDR_RANGE` names: an address, `/`, and how many of its first bits count.
+/// A network that `NCCL_IB_ADDR_RANGE` names: an address, `/`, and how many of its first bits
+/// count.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
     text: String,

@@ -221,6 +221,12 @@ impl Communicator {
         self.profiler.as_ref()
     }
 
+    /// Returns whether a profiler asks for events at present.
+    #[inline]
+    pub(crate) fn is_profiled(&self) -> bool {
+        self.profiler.as_ref().is_some_and(Profiler::asks)
+    }
+
     /// Returns the stream of a call.
     #[inline]
     pub fn stream(&self, handle: usize, function: &'static str) -> Quick<Stream> {

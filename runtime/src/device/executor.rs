@@ -6,7 +6,7 @@ use crate::error::{Error, Quick, Result};
 use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::link::{Edge, Lanes};
 use crate::log::{self, Level, Subsystem};
-use crate::op::follow::Watcher;
+use crate::op::follow::{Runs, Watcher};
 use crate::op::{Call, Operation, Programs, Transfer};
 use crate::rank::Rank;
 use crate::recorder::{Tick, What};
@@ -185,6 +185,26 @@ pub fn reach(device: Device, processes: &[Process], arenas: &[(u32, OwnedFd)]) -
     }
 }
 
+/// Who is told of an operation, for a profiler.
+pub enum Told<'a> {
+    /// Nobody.
+    Nobody,
+    /// Its thread blocks on a GPU.
+    Blocks(&'a TimedBlocks),
+    /// Who is told of its runs in host memory.
+    Runs(Arc<dyn Runs>),
+}
+
+impl<'a> Told<'a> {
+    fn runs(self) -> Option<Arc<dyn Runs>> {
+        if let Told::Runs(runs) = self { Some(runs) } else { None }
+    }
+
+    fn blocks(&self) -> Option<&'a TimedBlocks> {
+        if let Told::Blocks(blocks) = self { Some(blocks) } else { None }
+    }
+}
+
 fn wrong_device() -> Error {
     Error::Internal { what: "a stream of another device than the communicator's".to_owned() }
 }
@@ -220,9 +240,9 @@ impl Executor {
     #[inline]
     pub fn launch(&self, programs: Arc<Programs>, call: &Call, stream: &Stream) -> Quick<()> {
         if let (Executor::Host(endpoint), Stream::Host(stream)) = (self, stream) {
-            return stream.launch(endpoint, programs, call);
+            return stream.launch(endpoint, programs, call, None);
         }
-        Ok(self.submit(Operation::Collective(programs, *call), stream, false, None)?)
+        Ok(self.submit(Operation::Collective(programs, *call), stream, false, Told::Nobody)?)
     }
 
     /// Returns whether a collective runs together with the one or more that come before it in its
@@ -232,32 +252,35 @@ impl Executor {
     }
 
     /// Appends an operation to a stream, or to the graph that the stream captures. With `inline`
-    /// the calling thread may begin the operation. `blocks` are its thread blocks on a GPU, for a
-    /// profiler. Blocks: as [`prepare`](Self::prepare).
+    /// the calling thread may begin the operation. `told` is for a profiler. Blocks: as
+    /// [`prepare`](Self::prepare).
     pub fn submit(
         &self,
         operation: Operation,
         stream: &Stream,
         inline: bool,
-        blocks: Option<&TimedBlocks>,
+        told: Told<'_>,
     ) -> Result<()> {
         match (self, stream) {
             (Executor::Host(endpoint), Stream::Host(stream)) => match operation {
                 Operation::Collective(programs, call) if inline => {
-                    Ok(stream.launch(endpoint, programs, &call)?)
+                    Ok(stream.launch(endpoint, programs, &call, told.runs())?)
                 }
                 Operation::Batch(_) => {
                     let what = "a batch of collectives in host memory".to_owned();
                     Err(Error::Internal { what })
                 }
-                operation => stream.enqueue(Work::Operation(endpoint.clone(), operation), inline),
+                operation => {
+                    let work = Work::Operation(endpoint.clone(), operation, told.runs());
+                    stream.enqueue(work, inline)
+                }
             },
             (Executor::Cuda(rank, cuda_rank), Stream::Cuda(on)) => {
                 // What is captured runs when its graph is launched, which is not seen here.
                 let captured = stream.is_capturing();
                 let (at, number) = (Tick::now(), rank.recorder.issued.load(Ordering::Relaxed));
                 let number = (!captured).then_some(number);
-                let launch = Launch { number, stream: *on, blocks };
+                let launch = Launch { number, stream: *on, blocks: told.blocks() };
                 cuda::run::chunks::prepare(cuda_rank, &operation)?;
                 cuda::run::launch::submit(cuda_rank, &operation, &launch)?;
                 if !captured {
@@ -299,19 +322,6 @@ impl Executor {
         }
     }
 
-    /// Appends a call of a function to a stream of host memory, which is not captured. The function
-    /// must not block; if it does not return, the communicator has to fail.
-    pub fn notify(&self, stream: &Stream, call: impl Fn() + Send + Sync + 'static) -> Result<()> {
-        let Stream::Host(stream) = stream else { return Err(wrong_device()) };
-        // Who waits for a call that does not return learns of the failure from the rank.
-        let rank = self.rank().clone();
-        let call = move || {
-            let _kept = &rank;
-            call();
-        };
-        stream.notify(self.rank(), Arc::new(call))
-    }
-
     /// Marks the present end of a stream of a GPU, which is not captured. `None` in host memory,
     /// and where the driver refuses.
     pub fn mark(&self, stream: &Stream) -> Option<Mark> {
@@ -333,11 +343,11 @@ impl Executor {
         operation: Operation,
         first: &Stream,
         others: &[Stream],
-        blocks: Option<&TimedBlocks>,
+        told: Told<'_>,
     ) -> Result<()> {
         let _context = self.cuda().map(|cuda_rank| cuda_rank.gpu.enter()).transpose()?;
         others.iter().try_for_each(|other| first.join(other))?;
-        self.submit(operation, first, others.is_empty(), blocks)?;
+        self.submit(operation, first, others.is_empty(), told)?;
         others.iter().try_for_each(|other| other.join(first))
     }
 

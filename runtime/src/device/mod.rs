@@ -19,11 +19,10 @@ use std::cell::Cell;
 
 pub use cuda::create::Wishes;
 pub use cuda::driver::links::{GpuLinks, Link, links};
-pub use cuda::run::timing::TimedBlocks;
 #[cfg(feature = "testing")]
 pub(crate) use cuda::sharing::{exchange::decode as decode_datagram, offer::Offer as CudaOffer};
 pub use event::Event;
-pub use executor::{Executor, Parts, Registration, Unfinished, reach};
+pub use executor::{Executor, Parts, Registration, Told, Unfinished, reach};
 pub use graph::{Executable, Graph};
 pub use host::reach::{Process, arena_fd};
 pub use host::worker::{note_waiting_threads, wait_while};

@@ -128,14 +128,25 @@ pub trait Watcher: Send + Sync {
     fn observe(&self, lane: Lane, sends: bool, present: Present) -> Arc<dyn Observer>;
 }
 
-/// What follows the messages of a lane. Its functions may never return: nobody may wait for a lock
-/// that the caller holds.
+/// Who is told of the runs of an operation in host memory: of the only one, or of those of the
+/// graph that has captured it.
+pub trait Runs: Send + Sync {
+    /// Notes that the operation begins to move data now, with this number among those of its rank.
+    /// What is returned is dropped when it has ended. Neither may ever return: nobody may wait for
+    /// a lock that the caller holds.
+    fn begin(&self, number: u64) -> Box<dyn Send>;
+}
+
+/// What follows the messages of a lane. [`note`](Self::note) and [`end`](Self::end) may never
+/// return: nobody may wait for a lock that the caller holds.
 pub trait Follower: Send {
     /// Notes how far the messages have come: those sent, and those received, as `look` tells. It is
     /// called only if somebody asks for that.
     fn note(&mut self, look: &mut dyn FnMut() -> [Carried; 2]);
     /// Notes that the operation has ended, whose messages are all those under way.
     fn end(&mut self);
+    /// Notes that messages may move that nobody asks for, while none that is followed is under way.
+    fn pass(&mut self);
 }
 
 #[cfg(test)]

@@ -52,11 +52,11 @@ impl Part {
     pub(super) fn work(&mut self, endpoint: &Arc<Endpoint>) -> Option<Work> {
         Some(match self.work.take()? {
             Template::Collective(programs, call) => {
-                Work::Operation(endpoint.clone(), op::Operation::Collective(programs, call))
+                Work::Operation(endpoint.clone(), op::Operation::Collective(programs, call), None)
             }
             Template::Exchange(list) => {
                 let transfers = Transfers { operation: "send/recv", list };
-                Work::Operation(endpoint.clone(), transfers.into())
+                Work::Operation(endpoint.clone(), transfers.into(), None)
             }
         })
     }

@@ -209,10 +209,14 @@ impl Endpoint {
         self.rank.take_controls();
     }
 
-    /// Has the messages with ranks of other hosts followed.
+    /// Has the messages with ranks of other hosts followed, if there are any.
     pub fn watch_messages(&self, watcher: Arc<dyn Watcher>) {
         let remote = (0u32..).zip(&self.rank.local).filter(|(_, place)| place.is_none());
-        let edges = Mutex::new(remote.map(|(peer, _)| (peer, Vec::new())).collect());
+        let remote: Vec<_> = remote.map(|(peer, _)| (peer, Vec::new())).collect();
+        if remote.is_empty() {
+            return;
+        }
+        let edges = Mutex::new(remote);
         let present = Present::default();
         for (peer, edge) in (0u32..).zip(&mut self.state().edges) {
             let (watcher, present) = (watcher.clone(), present.clone());
@@ -225,10 +229,19 @@ impl Endpoint {
         let _ = self.followers.set(Followers { watcher, present, edges });
     }
 
-    /// Returns whether somebody has the messages followed, who may not return.
+    /// Returns whether somebody asks for the messages, who may not return when told of them.
     #[inline]
     pub fn is_followed(&self) -> bool {
-        self.followers.get().is_some()
+        self.followers.get().is_some_and(|followers| followers.watcher.asks())
+    }
+
+    /// Notes that an operation runs whose messages nobody asked for before.
+    #[inline]
+    pub fn pass_followers(&self) {
+        let edges = self.followers.get().map(|followers| followers.edges.try_lock());
+        if let Some(Ok(mut all)) = edges {
+            all.iter_mut().flat_map(|(_, lanes)| lanes).for_each(|follower| follower.pass());
+        }
     }
 
     /// Notes that the messages from now on are those of the operation of this number.

@@ -120,6 +120,11 @@ pub struct Graph {
 }
 
 impl Graph {
+    /// Returns the work of all nodes.
+    pub fn works(&self) -> impl Iterator<Item = &Work> {
+        self.nodes.iter().map(|node| &node.work)
+    }
+
     /// Returns why another graph cannot replace this one: what the other one is, and what this one
     /// is. `None` if it can.
     pub fn difference(&self, other: &Graph) -> Option<(String, String)> {

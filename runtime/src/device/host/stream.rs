@@ -8,9 +8,10 @@ use super::collective::Budget;
 use super::endpoint::Endpoint;
 use super::event::Event;
 use super::graph::Capture;
-use super::task::{Failed, Notice, Step, Task, WRITERS, Work, try_now};
+use super::task::{Failed, Step, Task, WRITERS, Work, try_now};
 use super::worker;
 use crate::error::{Error, Quick, Result};
+use crate::op::follow::Runs;
 use crate::op::{Call, Operation, Programs};
 use crate::rank::Rank;
 use std::collections::VecDeque;
@@ -114,6 +115,7 @@ impl Stream {
         work: Work,
         inline: bool,
     ) -> Result<()> {
+        work.each_told(&mut |rank| self.tells(rank));
         let task = Task::start(work, self.number())?;
         if self.pending.fetch_add(1, Ordering::SeqCst) == 0
             && inline
@@ -140,8 +142,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Appends a call that tells the profiler of a rank, as [`enqueue`](Self::enqueue) does.
-    pub fn notify(self: &Arc<Self>, rank: &Arc<Rank>, notice: Notice) -> Result<()> {
+    /// Notes that work of the stream tells the profiler of a rank.
+    fn tells(&self, rank: &Arc<Rank>) {
         let mut told = lock(&self.told);
         if !told.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(rank))) {
             told.retain(|known| known.strong_count() > 0);
@@ -149,26 +151,29 @@ impl Stream {
             self.is_told.store(true, Ordering::Release);
             worker::PROFILED.store(true, Ordering::Relaxed);
         }
-        drop(told);
-        self.enqueue(Work::Notify(notice), true)
     }
 
-    /// Enqueues a collective, inline, as [`enqueue`](Self::enqueue) does.
+    /// Enqueues a collective, inline, as [`enqueue`](Self::enqueue) does. `runs` is told of it.
     pub fn launch(
         self: &Arc<Self>,
         endpoint: &Arc<Endpoint>,
         programs: Arc<Programs>,
         call: &Call,
+        runs: Option<Arc<dyn Runs>>,
     ) -> Quick<()> {
         let mut queue = self.queue();
         if let Some(capture) = &mut queue.capture {
             let operation = Operation::Collective(programs, *call);
-            return Ok(capture.add(Work::Operation(endpoint.clone(), operation))?);
+            return Ok(capture.add(Work::Operation(endpoint.clone(), operation, runs))?);
         }
-        // Whoever follows messages may not return, and is not called with the lock.
-        if self.pending.load(Ordering::Acquire) > 0 || endpoint.is_followed() {
+        // Whoever is told may not return, and is not called with the lock.
+        let is_told = runs.is_some();
+        if self.pending.load(Ordering::Acquire) > 0 || is_told || endpoint.is_followed() {
+            if is_told {
+                self.tells(&endpoint.rank);
+            }
             let operation = Operation::Collective(programs, *call);
-            let task = Task::operation(endpoint.clone(), operation, self.number());
+            let task = Task::operation(endpoint.clone(), operation, self.number(), runs);
             queue.tasks.push_back(task);
             let before = self.pending.fetch_add(1, Ordering::SeqCst);
             drop(queue);
@@ -403,13 +408,15 @@ mod tests {
         let rank = Arc::new(Rank::new(0, vec![Some(0)], None, vec![0]));
         let (stream, begun) = (Stream::new(), Arc::new(AtomicBool::new(false)));
         let (end, ends) = std::sync::mpsc::channel::<()>();
-        let (own, of, begins, ends) =
-            (stream.clone(), rank.clone(), begun.clone(), Mutex::new(ends));
-        let tell = move || {
+        let (own, begins) = (stream.clone(), begun.clone());
+        stream.tells(&rank);
+        let held = Arc::<Record>::default();
+        stream.enqueue(Work::Wait(held.clone()), false).unwrap();
+        let telling = std::thread::spawn(move || {
+            let _owned = lock(&own.current);
             begins.store(true, Ordering::Release);
-            let _ = lock(&ends).recv();
-        };
-        let telling = std::thread::spawn(move || own.notify(&of, Arc::new(tell)));
+            let _ = ends.recv();
+        });
         while !begun.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
@@ -423,7 +430,8 @@ mod tests {
         let error = stream.synchronize(None).unwrap_err().to_string();
         assert!(error.contains("ended by a test"), "{error}");
         drop(end);
-        telling.join().unwrap().unwrap();
+        telling.join().unwrap();
+        held.reach();
         assert!(stream.synchronize(None).unwrap());
     }
 }

@@ -11,6 +11,7 @@ use super::worker;
 use crate::clock;
 use crate::error::{Error, Quick, Result, Site};
 use crate::log::{self, Level, Subsystem};
+use crate::op::follow::Runs;
 use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
 use crate::rank::{Awaited, LEFT, Rank, VERDICT};
@@ -45,14 +46,11 @@ pub struct HostFunction {
     pub argument: Address,
 }
 
-/// A call that the library asks for, which must not block.
-pub type Notice = Arc<dyn Fn() + Send + Sync>;
-
 /// Work that a stream can be asked to do; a template that graphs replay.
 #[derive(Clone)]
 pub enum Work {
-    /// An operation of a communicator.
-    Operation(Arc<Endpoint>, Operation),
+    /// An operation of a communicator, and who is told of its runs.
+    Operation(Arc<Endpoint>, Operation, Option<Arc<dyn Runs>>),
     /// A copy of this many bytes from the second address to the first.
     Copy(Address, Address, usize),
     /// A fill of this many bytes.
@@ -65,37 +63,43 @@ pub enum Work {
     Function(HostFunction),
     /// A run of a graph.
     Graph(Arc<Graph>),
-    /// A call of the library's, outside of graphs.
-    Notify(Notice),
 }
 
 impl Work {
     /// Returns the communicator that the work belongs to.
     pub fn endpoint(&self) -> Option<&Arc<Endpoint>> {
         match self {
-            Work::Operation(endpoint, _) => Some(endpoint),
+            Work::Operation(endpoint, ..) => Some(endpoint),
             _ => None,
+        }
+    }
+
+    /// Calls a function with each rank whose profiler is told of this work, and may not return.
+    pub fn each_told(&self, each: &mut dyn FnMut(&Arc<Rank>)) {
+        match self {
+            Work::Operation(endpoint, _, Some(_)) => each(&endpoint.rank),
+            Work::Graph(graph) => graph.works().for_each(|work| work.each_told(each)),
+            _ => {}
         }
     }
 
     /// Returns the work's name, type and reduction, without its buffers, counts and roots.
     fn kind(&self) -> String {
         match self {
-            Work::Operation(_, Operation::Collective(_, call)) => {
+            Work::Operation(_, Operation::Collective(_, call), _) => {
                 let mut kind = format!("{} of {}", call.spec.collective.name(), call.dtype.name());
                 if call.spec.collective.reduces() {
                     kind = format!("{kind}, {}", call.op.name());
                 }
                 kind
             }
-            Work::Operation(_, operation) => operation.name().to_owned(),
+            Work::Operation(_, operation, _) => operation.name().to_owned(),
             Work::Copy(..) => "a copy".to_owned(),
             Work::Set(..) => "a memset".to_owned(),
             Work::Record(..) => "a record of an event".to_owned(),
             Work::Wait(..) => "a wait for an event".to_owned(),
             Work::Function(_) => "a host function".to_owned(),
             Work::Graph(_) => "a graph".to_owned(),
-            Work::Notify(_) => "a notice".to_owned(),
         }
     }
 
@@ -156,8 +160,8 @@ enum Kind {
 pub enum Task {
     /// An operation of a communicator under way.
     Running(Box<Running>),
-    /// A collective that its stream has not reached yet, with its number.
-    Called(Arc<Endpoint>, Arc<Programs>, Call, Called),
+    /// A collective that its stream has not reached yet, with its number, and who is told of it.
+    Called(Arc<Endpoint>, Arc<Programs>, Call, Called, Option<Arc<dyn Runs>>),
     /// A [`Work::Copy`] under way; the last number is the number of bytes that are done.
     Copy(Address, Address, usize, usize),
     /// A [`Work::Set`] under way; the last number is the number of bytes that are done.
@@ -172,8 +176,6 @@ pub enum Task {
     Function(HostFunction, Option<Arc<AtomicBool>>),
     /// A [`Work::Graph`] under way.
     Graph(Box<GraphRun>),
-    /// A [`Work::Notify`].
-    Notify(Notice),
 }
 
 /// An operation of a communicator under way.
@@ -183,6 +185,10 @@ pub struct Running {
     kind: Kind,
     /// The call and the operation, until they are recorded at the first visit.
     to_begin: Option<(Called, What)>,
+    /// Who is told once it begins.
+    runs: Option<Arc<dyn Runs>>,
+    /// What is dropped once it has ended, if somebody is told of that.
+    run: Option<Box<dyn Send>>,
     /// True once it is recorded that nothing has moved since then.
     recorded: bool,
     waiting_since: Option<Instant>,
@@ -203,25 +209,31 @@ impl Task {
     /// here, in the order of calls.
     pub fn start(work: Work, stream: usize) -> Result<Self> {
         Ok(match work {
-            Work::Operation(endpoint, operation) => Self::operation(endpoint, operation, stream),
+            Work::Operation(endpoint, operation, runs) => {
+                Self::operation(endpoint, operation, stream, runs)
+            }
             Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
             Work::Set(to, value, bytes) => Task::Set(to, value, bytes, 0),
             Work::Record(record) => Task::Record(record),
             Work::Wait(record) => Task::Wait(record),
             Work::Function(function) => Task::Function(function, None),
             Work::Graph(graph) => Task::Graph(Box::new(GraphRun::start(&graph)?)),
-            Work::Notify(notice) => Task::Notify(notice),
         })
     }
 
     /// Starts an operation of a communicator, as [`start`](Self::start) does. The state that a
     /// collective needs to run is made when its stream reaches it.
-    pub fn operation(endpoint: Arc<Endpoint>, operation: Operation, stream: usize) -> Self {
+    pub fn operation(
+        endpoint: Arc<Endpoint>,
+        operation: Operation,
+        stream: usize,
+        runs: Option<Arc<dyn Runs>>,
+    ) -> Self {
         let what = What::of(&operation);
         let kind = match operation {
             Operation::Collective(programs, call) => {
                 let called = endpoint.rank.recorder.call(&what, stream);
-                return Task::Called(endpoint, programs, call, called);
+                return Task::Called(endpoint, programs, call, called, runs);
             }
             Operation::Batch(_) => unreachable!("only GPUs have batches"),
             Operation::Exchange(transfers) => {
@@ -232,7 +244,7 @@ impl Task {
         };
         // Last: a number that is taken has to come to its end.
         let called = endpoint.rank.recorder.call(&what, stream);
-        Task::Running(Box::new(Running::new(endpoint, (called, what), kind)))
+        Task::Running(Box::new(Running::new(endpoint, (called, what), kind, runs)))
     }
 
     /// Gives up work that has not begun: what it does by itself, it does no more, the communicator
@@ -265,11 +277,11 @@ impl Task {
     }
 
     fn go_on(&mut self, budget: Budget) -> Step {
-        if let Task::Called(endpoint, programs, call, called) = self {
+        if let Task::Called(endpoint, programs, call, called, runs) = self {
             let what = What::collective(programs, call);
             let running = collective::Running::new(endpoint, programs.clone(), call);
-            let operation =
-                Running::new(endpoint.clone(), (*called, what), Kind::Collective(running));
+            let (recorded, kind) = ((*called, what), Kind::Collective(running));
+            let operation = Running::new(endpoint.clone(), recorded, kind, runs.take());
             *self = Task::Running(Box::new(operation));
         }
         match self {
@@ -308,10 +320,6 @@ impl Task {
                 Some(_) => Step::Waiting { moved: false },
             },
             Task::Graph(run) => run.step(budget),
-            Task::Notify(notice) => {
-                notice();
-                Step::Done(Ok(()))
-            }
         }
     }
 }
@@ -337,9 +345,9 @@ pub(super) fn try_now(
     let mut failed = None;
     if recorder.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none() {
         endpoint.note_operation(number);
+        endpoint.pass_followers();
         let visit = catch_unwind(AssertUnwindSafe(|| running.visit(endpoint, budget)));
         let visit = visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic).into())));
-        endpoint.tell_followers(number, matches!(visit, Visit::Done(_)));
         match visit {
             Visit::Done(Ok(())) => {
                 recorder.end(number);
@@ -350,7 +358,7 @@ pub(super) fn try_now(
         }
     }
     let recorded = (called, what);
-    let mut operation = Running::new(endpoint.clone(), recorded, Kind::Collective(running));
+    let mut operation = Running::new(endpoint.clone(), recorded, Kind::Collective(running), None);
     match failed.map(|error| operation.conclude(*error)) {
         Some(Step::Done(result)) => Ok(result.map_err(|failed| Box::new(failed.tell()))),
         Some(Step::Waiting { .. }) | None => Err(Box::new(operation)),
@@ -358,12 +366,19 @@ pub(super) fn try_now(
 }
 
 impl Running {
-    fn new(endpoint: Arc<Endpoint>, recorded: (Called, What), kind: Kind) -> Self {
+    fn new(
+        endpoint: Arc<Endpoint>,
+        recorded: (Called, What),
+        kind: Kind,
+        runs: Option<Arc<dyn Runs>>,
+    ) -> Self {
         Self {
             endpoint,
             number: recorded.0.number,
             kind,
             to_begin: Some(recorded),
+            runs,
+            run: None,
             recorded: false,
             waiting_since: None,
             idle_visits: 0,
@@ -375,12 +390,21 @@ impl Running {
     }
 
     fn step(&mut self, budget: Budget) -> Step {
+        let step = self.advance(budget);
+        if let Step::Done(_) = step {
+            (self.runs, self.run) = (None, None);
+        }
+        step
+    }
+
+    fn advance(&mut self, budget: Budget) -> Step {
         if self.endpoint.rank.recorder.finished.load(Ordering::Acquire) != self.number {
             return self.wait_for_turn();
         }
         let endpoint = &self.endpoint;
         if let Some((called, what)) = self.to_begin.take() {
             endpoint.rank.recorder.begin(&called, &what);
+            self.run = self.runs.take().map(|runs| runs.begin(self.number));
         }
         if let Some((since, error)) = self.ending.take() {
             return self.wait_for_writers(since, error);

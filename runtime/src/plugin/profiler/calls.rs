@@ -2,6 +2,8 @@
 //! return.
 
 use crate::proxy::LIMIT;
+use crossbeam::utils::CachePadded;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,8 @@ pub(super) enum Function {
 
 /// The bits of a word that have the function of a call.
 const FUNCTION_BITS: u32 = 2;
+/// The bits of a word that have the number of its thread.
+const THREAD_BITS: u32 = 20;
 
 impl Function {
     /// Returns the function of the call in a word; `None` for 0.
@@ -46,11 +50,25 @@ impl Function {
 /// The calls under way.
 #[derive(Default)]
 pub(super) struct UnderWay {
-    /// The number of the next call.
-    next: AtomicU64,
-    /// The number and the function of the call in each place; 0 in a free one.
-    places: [AtomicU64; PLACES],
+    /// The number of the call in each place among those of its thread, that of the thread and the
+    /// function; 0 in a free one. Each thread begins its search at a place of its own.
+    places: [CachePadded<AtomicU64>; PLACES],
     closed: AtomicBool,
+}
+
+/// Returns the number of the next call of this thread, and that of the thread.
+fn next_call() -> (u64, u64) {
+    static THREADS: AtomicU64 = AtomicU64::new(0);
+    thread_local! {
+        static CALLS: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
+    }
+    let next = |of: &Cell<Option<(u64, u64)>>| {
+        let (call, thread) =
+            of.get().unwrap_or_else(|| (0, THREADS.fetch_add(1, Ordering::Relaxed)));
+        of.set(Some((call + 1, thread)));
+        (call, thread)
+    };
+    CALLS.with(next)
 }
 
 impl UnderWay {
@@ -66,10 +84,12 @@ impl UnderWay {
 
     /// Takes a place for a call; `None` if none is free before calls are closed.
     fn enter(&self, function: Function) -> Option<&AtomicU64> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (call, thread) = next_call();
+        let number = call << THREAD_BITS | thread & ((1 << THREAD_BITS) - 1);
         let word = number << FUNCTION_BITS | function as u64;
         loop {
-            let mut places = (0..PLACES).map(|i| &self.places[(number as usize + i) % PLACES]);
+            let at = |i| &*self.places[(thread as usize).wrapping_add(i) % PLACES];
+            let mut places = (0..PLACES).map(at);
             let takes = |place: &&AtomicU64| {
                 let taken = place.compare_exchange(0, word, Ordering::SeqCst, Ordering::Relaxed);
                 taken.is_ok()

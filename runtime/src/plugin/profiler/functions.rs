@@ -207,6 +207,7 @@ pub(super) const GROUP_API: c_int = 1 << 8;
 pub(super) const COLL_API: c_int = 1 << 9;
 pub(super) const P2P_API: c_int = 1 << 10;
 pub(super) const KERNEL_LAUNCH: c_int = 1 << 11;
+pub(super) const KERNEL_PHASE: c_int = 1 << 15;
 
 /// States of events.
 pub(super) const SEND_GPU_WAIT: c_int = 8;
@@ -345,7 +346,10 @@ impl Functions {
         match self.version {
             ..=2 => GROUP | COLL | P2P | PROXY_OP | PROXY_STEP,
             3 | 4 => GROUP | COLL | P2P | PROXY_OP | PROXY_STEP | KERNEL_CH | NET_PLUGIN,
-            _ => c_int::MAX,
+            // Up to launches, up to those of copy engines, and up to the phases of kernels.
+            5 => (1 << 12) - 1,
+            6 => (1 << 15) - 1,
+            _ => (1 << 16) - 1,
         }
     }
 

@@ -308,4 +308,8 @@ impl Follower for Followed {
     fn end(&mut self) {
         self.open.iter_mut().for_each(VecDeque::clear);
     }
+
+    fn pass(&mut self) {
+        self.last = None;
+    }
 }

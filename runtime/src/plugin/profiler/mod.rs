@@ -11,26 +11,28 @@ mod calls;
 mod functions;
 mod messages;
 mod net_events;
+mod operation;
 
 use super::load::Kind;
 use super::{Facts, Plugin, checked, logger, result_name};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
-use crate::op::follow::{Look, Watcher};
-use crate::op::{Bound, Call, Operation, Programs, Transfer};
+use crate::op::follow::{Look, Runs, Watcher};
+use crate::op::{Call, Operation, Transfer};
 use crate::proxy::{self, CurrentCall, LIMIT, Serve, Worker};
 use calls::{Function, Looks, UnderWay};
 use functions::*;
-use messages::{Followed, MESSAGES, Messages, Numbered, OpEvents};
+use messages::{Followed, MESSAGES, Messages, Numbered};
 pub(super) use net_events::net_event;
-use oxccl_plan::generate::GENERATORS;
-use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol};
-use oxccl_plan::{Carrier, Collective, DataType};
+pub(crate) use operation::Running;
+use operation::{OneRun, Replays, Route, datatype, direction, function};
+use oxccl_plan::Collective;
 use oxccl_plugin_abi::ncclResult_t;
 use oxccl_plugin_abi::profiler::*;
+use std::cell::OnceCell;
 use std::collections::VecDeque;
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::ops::Range;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -364,7 +366,11 @@ impl Drop for Keeper {
 /// The kinds of events below a group of operations.
 const BELOW_GROUP: c_int = COLL | P2P | BELOW_OPERATION;
 /// The kinds of events below an operation.
-const BELOW_OPERATION: c_int = KERNEL_CH | MESSAGES;
+const BELOW_OPERATION: c_int = CHANNELS | MESSAGES;
+/// The kinds of events of channels, and of parts of them.
+const CHANNELS: c_int = KERNEL_CH | KERNEL_PHASE;
+/// The kinds of events that are reported where a plugin asks for them.
+const REPORTED: c_int = GROUP_API | COLL_API | P2P_API | KERNEL_LAUNCH | GROUP | BELOW_GROUP;
 
 /// A profiler in use by a communicator.
 pub(crate) struct Profiler {
@@ -415,11 +421,16 @@ impl Profiler {
         Arc::new(Messages(Arc::downgrade(&self.instance)))
     }
 
+    /// Returns whether the plugin asks for events at present.
+    #[inline]
+    pub(crate) fn asks(&self) -> bool {
+        self.instance.wants(REPORTED)
+    }
+
     /// Begins a group of calls, or a single call; `None` if the plugin asks for no events.
     pub(crate) fn group(&self, depth: u32, captured: bool) -> Option<Calls> {
         let instance = &self.instance;
-        let kinds = GROUP_API | COLL_API | P2P_API | KERNEL_LAUNCH | GROUP | BELOW_GROUP;
-        if !instance.wants(kinds) {
+        if !self.asks() {
             return None;
         }
         // Older versions have no events of calls.
@@ -431,7 +442,7 @@ impl Profiler {
             event
         });
         let (instance, worker) = (instance.clone(), self.worker.clone());
-        Some(Calls { instance, captured, launched: false, group: None, api, worker })
+        Some(Calls { instance, captured, launched: false, group: OnceCell::new(), api, worker })
     }
 }
 
@@ -447,6 +458,8 @@ impl Default for Reported {
 
 // SAFETY: as for events.
 unsafe impl Send for Reported {}
+// SAFETY: as above.
+unsafe impl Sync for Reported {}
 
 /// The events of a communicator's calls in one group.
 pub(crate) struct Calls {
@@ -454,7 +467,7 @@ pub(crate) struct Calls {
     captured: bool,
     launched: bool,
     // Ends before the group of calls.
-    group: Option<Event>,
+    group: OnceCell<Option<Event>>,
     api: Option<Event>,
     // Ends last, and waits for the events.
     worker: Arc<Worker<Keeper>>,
@@ -511,9 +524,6 @@ impl Calls {
     pub(crate) fn launch(&mut self) {
         self.launched = true;
         self.end_calls();
-        if self.instance.wants(GROUP | BELOW_GROUP) {
-            self.group = Some(self.instance.begin(handle(self.api.as_ref()), Body::Group));
-        }
     }
 
     fn end_calls(&self) {
@@ -531,9 +541,10 @@ impl Calls {
         })
     }
 
-    /// Returns whether the plugin asks for the times of channels.
-    pub(crate) fn asks_for_channels(&self) -> bool {
-        self.instance.wants(KERNEL_CH)
+    /// Returns whether the plugin asks for the times of channels; `None` if it asks for nothing of
+    /// operations.
+    pub(crate) fn asks_for_operations(&self) -> Option<bool> {
+        self.instance.wants(BELOW_GROUP).then(|| self.instance.wants(CHANNELS))
     }
 
     /// Has the events of an operation on a GPU end when it has ended. Then `times` tells when each
@@ -547,223 +558,52 @@ impl Calls {
         self.worker.wake_if_idle();
     }
 
-    /// Begins an operation of the calls that were reported, which are `calls`. `bound` are the
-    /// plans of its collectives, and `channels` returns the numbers of the channels that carry out
-    /// one of its collectives or transfers.
+    /// Begins an operation of the calls that were reported, which are `calls`. `routes` are the
+    /// plans and carriers of its collectives, and `channels` returns the numbers of the channels
+    /// that carry out one of its collectives or transfers.
     pub(crate) fn operation(
         &self,
         operation: &Operation,
-        bound: &[&Bound],
+        routes: &[Route],
         channels: &dyn Fn(usize) -> Range<u8>,
         calls: &[Reported],
     ) -> Running {
-        let instance = self.instance.clone();
-        let group = handle(self.group.as_ref());
-        let parent = |i: usize| match self.instance.plugin.functions.version {
-            ..=4 => group,
-            _ => calls.get(i).map_or(null_mut(), |call| call.0),
-        };
-        let begin = |i: usize, body| self.instance.begin(parent(i), body);
-        let count = |i: usize| channels(i).len() as u8;
-        let events: Vec<_> = match operation {
-            Operation::Collective(..) | Operation::Batch(_)
-                if self.instance.wants(COLL | BELOW_OPERATION) =>
-            {
-                let coll = |i, (programs, call): (&Arc<Programs>, &Call), bound: &Bound| {
-                    self.coll(bound, (call, programs.options.tag), (group, count(i)))
-                };
-                let all = operation.collectives().zip(bound).enumerate();
-                all.map(|(i, (of, bound))| begin(i, coll(i, of, bound))).collect()
-            }
-            Operation::Exchange(transfers) if self.instance.wants(P2P | BELOW_OPERATION) => {
-                let all = transfers.list.iter().enumerate();
-                all.map(|(i, transfer)| begin(i, p2p(transfer, (group, count(i))))).collect()
-            }
-            _ => Vec::new(),
-        };
-        let transfers = match operation {
-            Operation::Exchange(transfers) if self.instance.wants(MESSAGES) => {
-                transfers.list.iter().map(|transfer| (transfer.peer, transfer.send)).collect()
-            }
-            _ => Vec::new(),
-        };
-        let numbers = (0..events.len()).map(channels).collect();
-        let of = Arc::new(OpEvents::new(events, transfers));
-        Running { instance, channels: Vec::new(), numbers, of }
+        self.instance.operation(operation, routes, channels, (self.group(), calls))
     }
 
-    fn coll(
+    /// Begins the group of operations, of which nothing else is asked for, unless it is captured.
+    pub(crate) fn begin_group(&self, captured: bool) {
+        if !captured {
+            self.group();
+        }
+    }
+
+    /// Returns the event of the group of operations, which begins with the first of them.
+    fn group(&self) -> *mut c_void {
+        let begin = || self.instance.begin_group(handle(self.api.as_ref()));
+        handle(self.group.get_or_init(begin).as_ref())
+    }
+
+    /// Returns who is told of the runs of an operation in host memory: of one, for which its events
+    /// begin now, or if a graph captures it, of those of the graph. `None` if nobody is. The rest
+    /// is as for [`operation`](Self::operation).
+    pub(crate) fn runs(
         &self,
-        route: &Bound,
-        (call, tag): (&Call, u64),
-        (group, channels): (*mut c_void, u8),
-    ) -> Body {
-        let Call { spec, input, output, count, dtype, op, .. } = *call;
-        let cell = Cell::of(route.plan.algorithm, route.carrier);
-        let ((name, number), names) = (function(spec.collective), names());
-        let of_function = &self.instance.numbers[spec.collective as usize];
-        let bytes = count as usize * dtype.size() * spec.largest_blocks() as usize;
-        let numbers = Numbers {
-            function: number,
-            datatype: dtype as u8,
-            op: op as u32,
-            algorithm: cell.algorithm as u8,
-            protocol: cell.protocol as u8,
-            bytes,
-        };
-        let body = ncclProfilerColl_v7_t {
-            seqNumber: of_function.fetch_add(1, Ordering::Relaxed),
-            func: name.as_ptr(),
-            sendBuff: input.cast(),
-            recvBuff: output.cast(),
-            count: count as usize,
-            root: spec.root as c_int,
-            datatype: datatype(dtype).as_ptr(),
-            nChannels: channels,
-            nWarps: 1,
-            algo: names.algorithms[cell.algorithm as usize].as_ptr(),
-            proto: names.protocols[cell.protocol as usize].as_ptr(),
-            parentGroup: group,
-            kernelVariant: names.plans[route.plan.algorithm as usize].as_ptr(),
-            isSymColl: matches!(
-                route.carrier,
-                Carrier::InPlace | Carrier::RemoteRead | Carrier::CopyEngines
-            ),
-            userTag: tag,
-        };
-        Body::Coll(body, numbers)
-    }
-}
-
-/// An operation under way. Its events end when this is dropped, and its messages are over.
-pub(crate) struct Running {
-    instance: Arc<Instance>,
-    // End before the operation.
-    /// The channels that have begun, each with the time of its end in ns; 0: when this is dropped.
-    channels: Vec<(Event, u64)>,
-    /// The numbers of the channels of each event of the operation.
-    numbers: Vec<Range<u8>>,
-    of: Arc<OpEvents>,
-}
-
-impl Running {
-    /// Returns whether there is anything to report at the operation's beginning or end.
-    pub(crate) fn has_events(&self) -> bool {
-        !self.of.events.is_empty()
-    }
-
-    /// Notes the number of the operation among those of its rank.
-    pub(crate) fn called(&self, number: u64) {
-        if self.instance.wants(MESSAGES) {
-            self.instance.numbered.add(number, &self.of);
+        operation: &Operation,
+        routes: Vec<Route>,
+        calls: &[Reported],
+        captured: bool,
+    ) -> Option<Arc<dyn Runs>> {
+        if !captured {
+            let running = self.operation(operation, &routes, &|_| 0..1, calls);
+            return running
+                .has_events()
+                .then(|| -> Arc<dyn Runs> { Arc::new(OneRun::of(running)) });
         }
+        let of_group = Reported(handle(self.api.as_ref()));
+        let instance = Arc::downgrade(&self.instance);
+        let (operation, calls) = (operation.clone(), calls.to_vec());
+        let replays = Replays { instance, operation, routes, of_group, calls };
+        self.instance.wants(GROUP | BELOW_GROUP).then(|| -> Arc<dyn Runs> { Arc::new(replays) })
     }
-
-    /// Notes that the operation begins to move data now.
-    pub(crate) fn begin_now(&mut self) {
-        let begun_ns = now_ns();
-        self.begin(|_| Some((begun_ns, 0)));
-    }
-
-    /// Begins the events of channels with the times of their beginnings and ends, by their numbers,
-    /// if the plugin asks for them.
-    fn begin(&mut self, times: impl Fn(u8) -> Option<(u64, u64)>) {
-        if !self.instance.wants(KERNEL_CH) {
-            return;
-        }
-        for (event, numbers) in self.of.events.iter().zip(&self.numbers) {
-            let timed = numbers.clone().filter_map(|number| Some((number, times(number)?)));
-            self.channels.extend(timed.map(|(number, (begun_ns, end_ns))| {
-                let channel = ncclProfilerKernelCh_v4_t { channelId: number, pTimer: begun_ns };
-                (self.instance.begin(event.handle, Body::KernelCh(channel)), end_ns)
-            }));
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The first version with this state is 4.
-        if self.instance.plugin.functions.version >= 4 {
-            for (channel, end_ns) in &self.channels {
-                let end_ns = if *end_ns == 0 { now_ns() } else { *end_ns };
-                channel.record(KERNEL_CH_STOP, end_ns);
-            }
-        }
-    }
-}
-
-/// Returns the time in ns, by a clock that never goes back; not 0.
-fn now_ns() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
-}
-
-fn p2p(transfer: &Transfer, (group, channels): (*mut c_void, u8)) -> Body {
-    let Transfer { peer, data, bytes, dtype, .. } = *transfer;
-    let (name, function) = direction(transfer);
-    let body = ncclProfilerP2p_v7_t {
-        func: name.as_ptr(),
-        buff: data.cast(),
-        datatype: datatype(dtype).as_ptr(),
-        count: bytes / dtype.size(),
-        peer: peer as c_int,
-        nChannels: channels,
-        parentGroup: group,
-        userTag: 0,
-    };
-    Body::P2p(body, Numbers { function, datatype: dtype as u8, bytes, ..Numbers::default() })
-}
-
-/// Returns NCCL's name and number of a collective.
-fn function(collective: Collective) -> (&'static CStr, u8) {
-    match collective {
-        Collective::Broadcast => (c"Broadcast", 0),
-        Collective::Reduce => (c"Reduce", 1),
-        Collective::AllGather => (c"AllGather", 2),
-        Collective::ReduceScatter => (c"ReduceScatter", 3),
-        Collective::AllReduce => (c"AllReduce", 4),
-        Collective::AllToAll => (c"AlltoAll", 8),
-        Collective::Scatter => (c"Scatter", 9),
-        Collective::Gather => (c"Gather", 10),
-    }
-}
-
-fn direction(transfer: &Transfer) -> (&'static CStr, u8) {
-    if transfer.send { (c"Send", 6) } else { (c"Recv", 7) }
-}
-
-/// Returns NCCL's name of a type.
-fn datatype(dtype: DataType) -> &'static CStr {
-    match dtype {
-        DataType::Int8 => c"ncclInt8",
-        DataType::Uint8 => c"ncclUint8",
-        DataType::Int32 => c"ncclInt32",
-        DataType::Uint32 => c"ncclUint32",
-        DataType::Int64 => c"ncclInt64",
-        DataType::Uint64 => c"ncclUint64",
-        DataType::Float16 => c"ncclFloat16",
-        DataType::Float32 => c"ncclFloat32",
-        DataType::Float64 => c"ncclFloat64",
-        DataType::Bfloat16 => c"ncclBfloat16",
-        DataType::Float8e4m3 => c"ncclFloat8e4m3",
-        DataType::Float8e5m2 => c"ncclFloat8e5m2",
-    }
-}
-
-/// Names as C has them.
-struct Names {
-    algorithms: [CString; TunerAlgorithm::ALL.len()],
-    protocols: [CString; TunerProtocol::ALL.len()],
-    plans: Vec<CString>,
-}
-
-fn names() -> &'static Names {
-    static NAMES: OnceLock<Names> = OnceLock::new();
-    let text = |name: &str| CString::new(name).unwrap_or_default();
-    NAMES.get_or_init(|| Names {
-        algorithms: TunerAlgorithm::ALL.map(|algorithm| text(algorithm.name())),
-        protocols: TunerProtocol::ALL.map(|protocol| text(protocol.name())),
-        plans: GENERATORS.iter().map(|generator| text(generator.name)).collect(),
-    })
 }

@@ -58,7 +58,9 @@ pub struct Timing {
 
 /// Memory of the host into which kernels write the times of their blocks.
 struct Stamps {
-    block: Block,
+    at: u64,
+    /// What the memory belongs to.
+    _memory: Box<dyn Send + Sync>,
     /// The slots that no operation has. A slot into which kernels may still write stays away.
     free: Mutex<Vec<u32>>,
 }
@@ -70,7 +72,7 @@ impl Stamps {
 
     /// Returns the address of a slot.
     fn at(&self, slot: u32) -> u64 {
-        self.block.at() + u64::from(slot) * SLOT_BYTES
+        self.at + u64::from(slot) * SLOT_BYTES
     }
 }
 
@@ -80,8 +82,13 @@ impl Timing {
     pub fn allocate(&self, gpu: &'static Gpu) -> Result<()> {
         let (_context, _relaxed) = (gpu.enter()?, Relaxed::begin()?);
         let block = Block::on_host(gpu, SLOTS as usize * SLOT_BYTES as usize)?;
-        self.stamps.get_or_init(|| Stamps { block, free: Mutex::new((0..SLOTS).collect()) });
+        self.keep(block.at(), Box::new(block));
         Ok(())
+    }
+
+    fn keep(&self, at: u64, _memory: Box<dyn Send + Sync>) {
+        let free = Mutex::new((0..SLOTS).collect());
+        self.stamps.get_or_init(|| Stamps { at, _memory, free });
     }
 
     /// Takes all that is to be destroyed.
@@ -105,11 +112,12 @@ impl Timing {
     }
 }
 
-/// The thread blocks of an operation, for a profiler that may ask for their times.
+/// The thread blocks of an operation, for a profiler that is told when it has ended, and may ask
+/// for their times.
 pub struct TimedBlocks {
     timing: Arc<Timing>,
     asked: bool,
-    /// `None` if nobody asks for times, or there is no slot.
+    /// `None` if there is no memory, or no slot is free.
     slot: Option<u32>,
     /// The blocks of all launches so far.
     count: Cell<u32>,
@@ -123,8 +131,7 @@ impl TimedBlocks {
     /// Returns those of an operation that has launched nothing yet. `asked` tells whether the
     /// profiler asks for times.
     pub fn new(timing: &Arc<Timing>, asked: bool) -> Self {
-        let stamps = timing.stamps.get().filter(|_| asked);
-        let slot = stamps.and_then(|stamps| stamps.free().pop());
+        let slot = timing.stamps.get().and_then(|stamps| stamps.free().pop());
         let (count, queues, of_transfers) = Default::default();
         Self { timing: timing.clone(), asked, slot, count, queues, of_transfers }
     }
@@ -188,39 +195,47 @@ impl TimedBlocks {
         number(start)..number(end)
     }
 
-    /// Returns a function that, once the GPU has come to a mark behind the operation, tells when
-    /// each block began and ended, in ns: nothing if there are no times.
-    pub fn times(self, end: Mark) -> impl FnMut() -> Option<Vec<(u64, u64)>> + Send + use<> {
+    /// Returns whether the end of the operation, all launches of which are counted, is seen only by
+    /// a mark behind it in its stream, which takes the driver longer: without blocks that tell
+    /// their times.
+    pub fn need_mark(&self) -> bool {
+        self.count.get() == 0 || self.slot().is_none()
+    }
+
+    /// Returns a function that, once the operation has ended, tells when each block began and
+    /// ended, in ns: nothing if there are no times. `end` is the mark behind the operation, if it
+    /// [needs](Self::need_mark) one.
+    pub fn times(
+        self,
+        end: Option<Mark>,
+    ) -> impl FnMut() -> Option<Vec<(u64, u64)>> + Send + use<> {
         let mut under_way = Some((self, end));
         move || {
-            under_way.as_ref().filter(|(_, end)| end.is_over())?;
+            let times = match under_way.as_ref()? {
+                (_, Some(end)) => end.is_over().then(Vec::new)?,
+                (blocks, None) => blocks.read()?,
+            };
             let (blocks, end) = under_way.take()?;
-            blocks.timing.marks().push(end);
-            Some(blocks.read())
+            blocks.count.set(0);
+            blocks.timing.marks().extend(end);
+            Some(times)
         }
     }
 
-    /// Reads the times of an operation that has ended, whose slot is free then. What the kernels
-    /// wrote is visible, as the driver has said that they have ended. If it says so although they
-    /// have not run, there are no times.
-    fn read(self) -> Vec<(u64, u64)> {
-        let Some(slot) = self.slot() else {
-            self.count.set(0);
-            return Vec::new();
-        };
+    /// Reads the times of the operation's blocks, whose slot is free then; `None` until all have
+    /// ended. A block writes each of its two times once, so no order between them matters.
+    fn read(&self) -> Option<Vec<(u64, u64)>> {
+        let slot = self.slot()?;
         let stamps = std::ptr::with_exposed_provenance::<abi::Stamp>(slot as usize);
         let time = |number: u32| {
-            // SAFETY: one of the operation's stamps, which no kernel writes any more.
+            // SAFETY: one of the operation's stamps, of which a kernel writes whole words.
             let abi::Stamp { begun_ns, ended_ns } =
                 unsafe { stamps.add(number as usize).read_volatile() };
-            (begun_ns != 0 && begun_ns <= ended_ns).then_some((begun_ns, ended_ns))
+            (begun_ns != 0 && ended_ns != 0).then_some((begun_ns, ended_ns.max(begun_ns)))
         };
-        let times = (0..self.count.get()).map(time).collect::<Option<Vec<_>>>();
-        // Otherwise it is unknown whether something still writes there.
-        if times.is_some() {
-            self.count.set(0);
-        }
-        times.unwrap_or_default()
+        // The last block is mostly the last one to end.
+        time(self.count.get() - 1)?;
+        (0..self.count.get()).map(time).collect()
     }
 }
 
@@ -261,10 +276,36 @@ mod tests {
         let launched = |asked| {
             let blocks = TimedBlocks::new(&timing, asked);
             assert_eq!((blocks.add(3), blocks.add(1)), (0, 0));
-            (blocks.of(0), blocks.of(1), blocks.read())
+            (blocks.of(0), blocks.of(1), blocks.need_mark())
         };
-        assert_eq!(launched(false), (0..4, 0..4, Vec::new()));
-        assert_eq!(launched(true), (0..0, 0..0, Vec::new()));
+        assert_eq!(launched(false), (0..4, 0..4, true));
+        assert_eq!(launched(true), (0..0, 0..0, true));
+    }
+
+    #[test]
+    fn an_operation_has_ended_once_all_of_its_blocks_have() {
+        let timing = Arc::new(Timing::default());
+        let mut memory = vec![[7u64; 2]; SLOTS as usize * MOST_BLOCKS as usize];
+        let at = memory.as_mut_ptr().expose_provenance() as u64;
+        timing.keep(at, Box::new(memory));
+        let free = || timing.stamps.get().unwrap().free().len();
+        let blocks = TimedBlocks::new(&timing, true);
+        let launches = [blocks.add(2), blocks.add(1)];
+        assert!(launches[1] == launches[0] + 32 && !blocks.need_mark());
+        // What kernels write, in any order of the words.
+        let write = |launch: usize, word: usize, ns: u64| {
+            let words = std::ptr::with_exposed_provenance_mut::<u64>(launches[launch] as usize);
+            // SAFETY: a word of the slot.
+            unsafe { words.add(word).write_volatile(ns) };
+        };
+        let mut times = blocks.times(None);
+        for (launch, word, ns) in [(1, 1, 90), (0, 1, 80), (0, 0, 10), (1, 0, 20), (0, 2, 15)] {
+            write(launch, word, ns);
+            assert_eq!((times(), free()), (None, SLOTS as usize - 1));
+        }
+        write(0, 3, 85);
+        assert_eq!(times(), Some(vec![(10, 80), (15, 85), (20, 90)]));
+        assert_eq!((times(), free()), (None, SLOTS as usize));
     }
 
     #[test]
