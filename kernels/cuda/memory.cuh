@@ -57,7 +57,8 @@ __device__ inline void stamp_begin(volatile Stamp* stamps) {
     stamps[blockIdx.x].begun_ns = now_ns();
 }
 
-// Notes when all threads of a block have ended. The host looks once the kernel has.
+// Notes when all threads of a block have ended. The host takes an operation for ended once all its
+// blocks have noted that.
 __device__ inline void stamp_end(volatile Stamp* stamps) {
   if (__builtin_expect(!stamps, 1)) return;
   __syncthreads();

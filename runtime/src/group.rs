@@ -122,17 +122,18 @@ impl Events {
         };
         let Some(calls) = self.find(comm) else { return submit(operation, Told::Nobody) };
         let _launch = calls.kernel_launch(stream.id());
-        let captured = stream.is_capturing();
-        let Some(asks_for_times) = calls.asks_for_operations() else {
-            calls.begin_group(captured);
+        let (captured, is_host) = (stream.is_capturing(), comm.device().is_host());
+        let asks = calls.asks_for_operations();
+        if asks.is_none() && !(is_host && captured) {
+            calls.begin_group();
             return submit(operation, Told::Nobody);
-        };
+        }
         let likely = |(programs, call): (&Arc<Programs>, &Call)| {
             let bound = comm.likely(programs, call).0;
             (bound.plan.algorithm, bound.carrier)
         };
         let routes: Vec<_> = operation.collectives().map(likely).collect();
-        if comm.device().is_host() {
+        if is_host {
             let runs = calls.runs(&operation, routes, reported, captured);
             return submit(operation, runs.map_or(Told::Nobody, Told::Runs));
         }
@@ -143,7 +144,7 @@ impl Events {
             let _captured = report(&operation, &|_| 0..0);
             return submit(operation, Told::Nobody);
         }
-        let Some(blocks) = executor.timed_blocks(asks_for_times) else {
+        let Some(blocks) = executor.timed_blocks(asks.unwrap_or_default()) else {
             return submit(operation, Told::Nobody);
         };
         let number = executor.next_number();
@@ -151,7 +152,7 @@ impl Events {
         submit(operation.clone(), Told::Blocks(&blocks))?;
         let running = report(&operation, &|part| blocks.of(part));
         let needs_mark = blocks.need_mark();
-        let marks = needs_mark && running.has_events();
+        let marks = needs_mark && (running.has_events() || blocks.have_slot());
         let end = if marks { executor.mark(stream) } else { None };
         // Without events it is followed for the place of its times.
         if needs_mark == end.is_some() {

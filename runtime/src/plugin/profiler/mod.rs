@@ -81,6 +81,9 @@ struct Instance {
     _name: Option<CString>,
     /// Operations on a GPU, the oldest first, each with what tells its times once it has ended.
     followed: Mutex<VecDeque<(Running, Times)>>,
+    /// Those that had ended at the last look, with the times of their channels: what they have
+    /// noted of messages may be seen later than that.
+    ended: Mutex<Vec<Ended>>,
     /// The operations by their numbers, for those who know of messages only that.
     numbered: Numbered,
     /// The lanes of GPUs with ranks of other hosts.
@@ -163,6 +166,7 @@ impl Instance {
             comm,
             _name: name,
             followed: Mutex::default(),
+            ended: Mutex::default(),
             numbered: Numbered::default(),
             looked_at: Mutex::default(),
             numbers: Default::default(),
@@ -215,20 +219,31 @@ impl Instance {
     /// Reports the messages of GPUs, and ends the events of operations that have ended; returns
     /// whether there were any.
     fn end_followed(&self) -> bool {
-        // All that they have written is seen by whoever knows that they have ended.
-        let ended: Vec<_> = std::iter::from_fn(|| self.take_ended()).collect();
+        let mut ended: Vec<_> = std::iter::from_fn(|| self.take_ended()).collect();
         let mut moved = !ended.is_empty();
-        for (followed, look) in self.looked_at().iter_mut() {
+        let mut looked_at = self.looked_at();
+        for (followed, look) in looked_at.iter_mut() {
             moved |= followed.has_noted(look);
         }
-        for (mut running, times) in ended {
+        // They end one look later where messages are looked at.
+        let waits = !looked_at.is_empty() && self.wants(MESSAGES);
+        drop(looked_at);
+        let before = std::mem::take(&mut *self.ended());
+        if waits {
+            self.ended().append(&mut ended);
+        }
+        for (mut running, times) in before.into_iter().chain(ended) {
             running.begin(|channel| times.get(usize::from(channel)).copied());
         }
         moved
     }
 
+    fn ended(&self) -> MutexGuard<'_, Vec<Ended>> {
+        self.ended.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// Takes the oldest operation if it has ended, with the times of its channels.
-    fn take_ended(&self) -> Option<(Running, Vec<(u64, u64)>)> {
+    fn take_ended(&self) -> Option<Ended> {
         let mut followed = self.followed();
         let times = followed.front_mut().and_then(|(_, times)| times())?;
         followed.pop_front().map(|(running, _)| (running, times))
@@ -309,6 +324,9 @@ struct Keeper {
     current: Arc<CurrentCall>,
 }
 
+/// An operation that has ended, and when each of its channels began and ended, in ns.
+type Ended = (Running, Vec<(u64, u64)>);
+
 /// Returns when each channel of an operation began and ended, in ns, once the operation has ended.
 type Times = Box<dyn FnMut() -> Option<Vec<(u64, u64)>> + Send>;
 
@@ -319,7 +337,7 @@ impl Serve for Keeper {
 
     fn has_tasks(&self) -> bool {
         let is_open = || self.instance.looked_at().iter().any(|(lane, _)| lane.is_open());
-        !self.instance.followed().is_empty() || is_open()
+        !self.instance.followed().is_empty() || !self.instance.ended().is_empty() || is_open()
     }
 
     fn is_urgent(&self) -> bool {
@@ -571,11 +589,9 @@ impl Calls {
         self.instance.operation(operation, routes, channels, (self.group(), calls))
     }
 
-    /// Begins the group of operations, of which nothing else is asked for, unless it is captured.
-    pub(crate) fn begin_group(&self, captured: bool) {
-        if !captured {
-            self.group();
-        }
+    /// Begins the group of operations, of which nothing else is asked for.
+    pub(crate) fn begin_group(&self) {
+        self.group();
     }
 
     /// Returns the event of the group of operations, which begins with the first of them.

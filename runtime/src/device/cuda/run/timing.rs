@@ -202,6 +202,11 @@ impl TimedBlocks {
         self.count.get() == 0 || self.slot().is_none()
     }
 
+    /// Returns whether a slot is taken, also where the operation has more blocks than fit there.
+    pub fn have_slot(&self) -> bool {
+        self.slot.is_some()
+    }
+
     /// Returns a function that, once the operation has ended, tells when each block began and
     /// ended, in ns: nothing if there are no times. `end` is the mark behind the operation, if it
     /// [needs](Self::need_mark) one.
