@@ -900,6 +900,11 @@ typedef struct EdgeProgram {
   uint32_t scratch_windows;
   // 1 if somebody has the messages followed.
   uint32_t followed;
+  // The number of peers that lanes lead to: the ranks and, as the last one, the switch of this
+  // rank's rail, if the network reduces.
+  uint32_t peers;
+  // Not used.
+  uint32_t unused;
   // The number of the step behind the last one of each round.
   uint32_t round_ends[MAX_ROUNDS];
   // The first steps, which a kernel need not fetch.
@@ -1000,6 +1005,10 @@ typedef struct Peer {
   // Not 0 if the slots are in memory of the GPU, where kernels write and read the headers of
   // messages: outgoing and incoming.
   uint32_t on_gpu[2];
+  // Not 0 for the switch of the rank's rail.
+  uint32_t is_switch;
+  // Not used.
+  uint32_t unused;
 } Peer;
 
 // A collective that this rank has announced: the words of its descriptor.

@@ -95,6 +95,9 @@ struct EdgeInterpreter {
     const char* all = find(s.src, len);
     const char* own = find(s.own, len);
     char* to = find(s.dst, len);
+    // What a switch has reduced is only divided, if at all.
+    bool divides = s.finish && p.call.op == AVG;
+    if (s.count == 1 && own == to && !divides && !multiplied(s.own)) return;
     bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(own));
     bool multiply = multiplied(s.own);
     each_line(len, [&](uint64_t at, uint64_t left) {
@@ -216,7 +219,7 @@ __device__ inline void remember(const EdgeProgram& program, uint64_t number) {
 
 // Marks the block's lanes as running, as an exchange does: the watchers of the block take part.
 __device__ inline void enter_lanes(const EdgeProgram& program) {
-  for (uint32_t queue = threadIdx.x & 31; queue < 2 * program.nranks; queue += 32) {
+  for (uint32_t queue = threadIdx.x & 31; queue < 2 * program.peers; queue += 32) {
     const Rank& r = program.call.rank;
     if (atomicExch(&lane_counters(r, queue, blockIdx.x)->busy, 1) != 0)
       fail(r, FAULT_OVERLAP, -1, -1);
@@ -224,7 +227,7 @@ __device__ inline void enter_lanes(const EdgeProgram& program) {
 }
 
 __device__ inline void leave_lanes(const EdgeProgram& program) {
-  for (uint32_t queue = threadIdx.x; queue < 2 * program.nranks; queue += blockDim.x)
+  for (uint32_t queue = threadIdx.x; queue < 2 * program.peers; queue += blockDim.x)
     leave(lane_counters(program.call.rank, queue, blockIdx.x));
 }
 

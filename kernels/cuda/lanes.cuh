@@ -226,7 +226,11 @@ struct Lane {
       words->wanted_what = what;
       words->wanted_count = label.count;
       words->wanted_by = label.number;
-      words->wanted = awaited;
+      // The proxy of a switch tells another rank of these words at once, others after a second.
+      if (to->is_switch)
+        store_release(&net_words(*to)->wanted, awaited);
+      else
+        words->wanted = awaited;
     }
     if (packs(1, len) && take_packets(label, len, &here->mark))
       return reinterpret_cast<const char*>(packed.data);

@@ -267,6 +267,10 @@ pub struct Peer {
     /// Not 0 if the slots are in memory of the GPU, where kernels write and read the headers of
     /// messages: outgoing and incoming.
     pub on_gpu: [u32; 2],
+    /// Not 0 for the switch of the rank's rail.
+    pub is_switch: u32,
+    /// Not used.
+    pub unused: u32,
 }
 
 /// The control block in host memory: what kernels tell the host, and the host a running kernel.
@@ -683,6 +687,11 @@ pub struct EdgeProgram {
     pub scratch_windows: u32,
     /// 1 if somebody has the messages followed.
     pub followed: u32,
+    /// The number of peers that lanes lead to: the ranks and, as the last one, the switch of this
+    /// rank's rail, if the network reduces.
+    pub peers: u32,
+    /// Not used.
+    pub unused: u32,
     /// The number of the step behind the last one of each round.
     pub round_ends: [u32; MAX_ROUNDS],
     /// The first steps, which a kernel need not fetch.

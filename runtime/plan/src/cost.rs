@@ -252,6 +252,11 @@ impl CostModel {
         self.message_bytes.saturating_mul(self.lanes)
     }
 
+    /// Returns the model of edges of one lane.
+    pub fn in_one_lane(&self) -> Self {
+        Self { lanes: 1, link_gbps: self.link_gbps / self.lanes as f64, ..*self }
+    }
+
     /// Returns the time to put a message on an edge.
     pub fn send_us(&self, bytes: u64) -> f64 {
         let messages = bytes.div_ceil(self.bytes_at_a_time()).max(1);

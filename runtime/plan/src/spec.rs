@@ -75,6 +75,11 @@ impl Spec {
         self.nranks + place
     }
 
+    /// Returns whether two ranks have the same place in their teams, and hence the same switch.
+    pub const fn shares_rail(&self, rank: u32, other: u32) -> bool {
+        rank % self.team == other % self.team
+    }
+
     /// Returns the number of blocks of `count` elements in the input of `rank` (0: it has no
     /// input).
     pub fn input_blocks(&self, rank: u32) -> u32 {

@@ -159,7 +159,7 @@ variables! {
     cta_policy: Option<String> = "NCCL_CTA_POLICY", "";
     /// Overrides `netName`: the network to use, by name.
     net: Option<String> = "NCCL_NET", "";
-    /// Overrides `collnetEnable`: 1 has switches reduce where a plugin has such, in host memory.
+    /// Overrides `collnetEnable`: 1 has switches reduce where a plugin has such.
     collnet_enable: Option<i64> = "NCCL_COLLNET_ENABLE", "";
     /// The least number of hosts between which switches reduce.
     collnet_node_threshold: u64 = "NCCL_COLLNET_NODE_THRESHOLD", "2";

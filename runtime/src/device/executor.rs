@@ -58,8 +58,8 @@ pub struct Parts {
     pub remote: Vec<(u32, Vec<MessageEdge>)>,
     /// The device of the network of these links; `None` without one.
     pub net_device: Option<Properties>,
-    /// The link to the switch of this rank's rail, if the network reduces.
-    pub switch: Option<MessageEdge>,
+    /// The link to the switch of this rank's rail, if the network reduces, and the ranks of a team.
+    pub switch: Option<(MessageEdge, u32)>,
     /// Bytes of an edge's slot.
     pub edge_slot_bytes: usize,
     /// The start value of all counters.
@@ -95,7 +95,7 @@ impl Unfinished {
             }
             let one_process = reach::is_one(&processes);
             memory.resize_with(processes.len(), || PeerMemory::SameProcess);
-            let edges = (edges, switch);
+            let edges = (edges, switch.map(|(edge, _)| edge));
             let endpoint =
                 Endpoint::new(rank, one_process, edge_slot_bytes, edges, memory, counter_start);
             let copies = reach::can_copy(&processes, &endpoint);
@@ -105,7 +105,7 @@ impl Unfinished {
         let here: Vec<bool> = processes.iter().map(|process| process.id == own.id).collect();
         let membership = Membership { rank: rank.number, local: &rank.local };
         let (slot_bytes, start) = (edge_slot_bytes, counter_start);
-        let remote = Remote { edges: remote, device: net_device, slot_bytes, start };
+        let remote = Remote { edges: remote, switch, device: net_device, slot_bytes, start };
         let made = cuda::create::create(index, membership, &here, *wishes, remote, members);
         // Where it failed, nothing of this rank will run there.
         let made = made.inspect_err(|_| rank.set_quiescent())?;
@@ -457,7 +457,10 @@ impl Executor {
                         edges.iter_mut().for_each(|(_, edge)| edge.finish(until));
                     }
                     let mut taken = vec![0; rank.nranks as usize];
-                    edges.iter().for_each(|(peer, edge)| taken[*peer as usize] += edge.taken());
+                    // Behind the ranks there may be a switch.
+                    for (peer, edge) in &edges {
+                        taken.get_mut(*peer as usize).into_iter().for_each(|t| *t += edge.taken());
+                    }
                     (taken, edges)
                 });
                 // Resources that cannot be closed any more end with the process.

@@ -161,7 +161,8 @@ impl Rank {
     /// Returns the collective of this number if a peer has announced it: in memory, or by a notice.
     fn announced_by(&self, peer: u32, seq: u64) -> Option<Descriptor> {
         let place = self.local.get(peer as usize).copied().flatten();
-        match self.segment.as_ref().zip(place) {
+        // Kernels compare what ranks of a host call, and announce nothing here.
+        match self.segment.as_ref().zip(place).filter(|_| !self.is_on_gpu()) {
             Some((segment, local)) => segment.announced(local, seq),
             None => {
                 let told = self.said().get(&peer).and_then(|said| said.collective);

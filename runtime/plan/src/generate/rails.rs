@@ -10,7 +10,7 @@
 //! passes them on along its rail. That takes more traffic, and leaves nothing to put together.
 
 use super::{
-    Algorithm, Generator, bruck, edge_layout, halving, keeps_scratch, one_shot_edges, others,
+    Algorithm, Generator, Needs, bruck, edge_layout, halving, keeps_scratch, one_shot_edges, others,
 };
 use super::{ring, switch, tree, two_shot_edges};
 use crate::cost::CostModel;
@@ -317,6 +317,9 @@ impl Rails {
 
 fn cost_us(spec: &Spec, bytes: u64, model: &CostModel, form: &Form) -> f64 {
     let Some((rail, layout)) = along(spec, form) else { return f64::INFINITY };
+    // Plans with a switch have one lane for everything.
+    let one_lane = model.in_one_lane();
+    let model = if form.along.needs == Needs::Switch { &one_lane } else { model };
     let near = model.near();
     let (team, teams) = (u64::from(spec.team), f64::from(rail.nranks));
     let share = if form.whole { bytes } else { bytes.div_ceil(team) };

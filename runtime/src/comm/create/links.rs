@@ -20,7 +20,6 @@ use crate::link::control::Control;
 use crate::link::direct::{DirectEdge, Segment};
 use crate::link::message::{HEADER_BYTES, Identity, Joining, MessageEdge, Unconnected};
 use crate::link::{Edge, MESSAGE_BYTES, edge_slot_bytes};
-use crate::plugin::collnet::Reductions;
 use crate::plugin::net::{self, Agreed, Chosen, Need};
 use crate::rank::monitor::{self, Sign};
 use crate::rank::{Connector, Rank, Route};
@@ -48,8 +47,8 @@ pub(super) struct Links {
     pub(super) controls: Vec<Option<Arc<Control>>>,
     /// The way to the ranks that are connected at first use; `None` if all are connected.
     route: Option<Route>,
-    /// The link to the switch of this rank's rail, and what it reduces; `None` without one.
-    pub(super) switch: Option<(MessageEdge, Reductions)>,
+    /// The switch of this rank's rail; `None` without one.
+    pub(super) switch: Option<switch::Switch>,
     /// The threads that make calls for the links.
     pub(super) threads: usize,
     /// Bytes of the slots of edges between hosts; `None` without some.
@@ -112,7 +111,7 @@ pub(super) fn connect(
             let links = making.finish(options.init_limit())?;
             // Messages of plans with a switch are not larger.
             let of_switch = slot_bytes.min(MESSAGE_BYTES);
-            let switch = switch::connect(identity, members, rendezvous, of_switch)?;
+            let switch = switch::connect((identity, device), members, rendezvous, of_switch)?;
             let threads = threads + usize::from(switch.is_some());
             let (device, net, label) = (Some(net_device), Some(net_name), Some(label));
             let slot_bytes = Some(slot_bytes);

@@ -4,6 +4,7 @@ use super::Rendezvous;
 use super::members::Members;
 use crate::bootstrap::Gather;
 use crate::config::Config;
+use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::link::message::{HEADER_BYTES, Header, Identity, Incoming, MessageEdge, Outgoing};
 use crate::log::{self, Level, Subsystem};
@@ -19,6 +20,9 @@ const LONGEST: usize = 1000;
 
 /// The first byte of a rank that has what it needs. Other ranks send 0 and the reason.
 const READY: u8 = 1;
+
+/// The link to a switch with the ranks of a team, and what the switch reduces.
+pub(super) type Switch = ((MessageEdge, u32), Reductions);
 
 /// A rank's network: the address where the rank listens, and its name.
 #[derive(Debug)]
@@ -60,20 +64,21 @@ fn shortened(text: &str) -> &[u8] {
     &bytes[..bytes.len().min(LONGEST)]
 }
 
-/// Connects this rank with the switch of its rail. `None` unless all ranks ask for that, and all
+/// Connects this rank with the switch of its rail, and returns the ranks of a team with it. `None`
+/// unless all ranks ask for that, and all
 /// have a network that reduces. Fails if the ranks have different ones. Blocks for all ranks.
 pub(super) fn connect(
-    identity: Identity,
+    (identity, device): (Identity, Device),
     members: &Members,
     rendezvous: &mut Rendezvous,
     slot_bytes: usize,
-) -> Result<Option<(MessageEdge, Reductions)>> {
+) -> Result<Option<Switch>> {
     if !members.ask_for_switch() {
         return Ok(None);
     }
     // The other ranks hear in time of a plugin that does not return, and go without.
     let limit = rendezvous.session.left() * 3 / 4;
-    let made = begin(identity, members, HEADER_BYTES + slot_bytes, limit);
+    let made = begin((identity, device), members, HEADER_BYTES + slot_bytes, limit);
     let own = match &made {
         Ok(net) => Offer { handle: net.handle.clone(), name: net.name.clone() }.encode(),
         Err(why) => unready(why),
@@ -130,7 +135,7 @@ pub(super) fn connect(
         return Ok(without(identity.rank, &failures.join("; ")));
     }
     let of_all = told.iter().flat_map(|bytes| reductions(bytes));
-    Ok(Some((edge?.0, Reductions(of_all.fold(u64::MAX, |all, bits| all & bits)))))
+    Ok(Some(((edge?.0, members.team()), Reductions(of_all.fold(u64::MAX, |all, bits| all & bits)))))
 }
 
 /// Returns the reductions of a rank that is connected, or the reason why it is not.
@@ -139,9 +144,9 @@ fn reductions(bytes: &[u8]) -> std::result::Result<u64, String> {
     Ok(u64::from_le_bytes(bits))
 }
 
-/// Starts this rank's network, unless there are too few hosts, or the ranks are on GPUs.
+/// Starts this rank's network, unless there are too few hosts.
 fn begin(
-    identity: Identity,
+    (identity, device): (Identity, Device),
     members: &Members,
     bytes: usize,
     limit: Duration,
@@ -150,14 +155,12 @@ fn begin(
     if (hosts as u64) < least {
         return Err(format!("NCCL_COLLNET_NODE_THRESHOLD asks for {least} hosts, not {hosts}"));
     }
-    if members.are_on_gpus() {
-        return Err("messages of GPUs have no way to a switch".to_owned());
-    }
-    CollNet::start(identity.comm, members.own_place(), bytes, limit)
+    let prepare = move || device::prepare_thread(device);
+    CollNet::start((identity.comm, members.own_place()), bytes, limit, prepare)
 }
 
 /// Logs why no switch reduces.
-fn without(rank: u32, why: &str) -> Option<(MessageEdge, Reductions)> {
+fn without(rank: u32, why: &str) -> Option<Switch> {
     // One line for all ranks.
     let level = if rank == 0 { Level::Warn } else { Level::Info };
     let text = format!("collnetEnable has no effect: {why}");

@@ -111,9 +111,9 @@ fn large_packets(nranks: u32) -> u32 {
 }
 
 /// The parts of a rank's private memory: the counters of the channels, those of the lanes with all
-/// ranks of the communicator, those of lines with the ranks of its host, [`abi::Shared`],
-/// [`abi::Maps`] and, where there are other hosts, an [`abi::Peer`] for each rank, and scratch
-/// memory.
+/// ranks of the communicator and a switch, those of lines with the ranks of its host,
+/// [`abi::Shared`], [`abi::Maps`] and, where there are other hosts, an [`abi::Peer`] for each lane,
+/// and scratch memory.
 pub struct Private {
     /// The number of lanes.
     pub lanes: usize,
@@ -134,11 +134,11 @@ pub struct Private {
 }
 
 impl Private {
-    /// Returns the layout in a communicator of `nranks` ranks, `local` of them on this host;
-    /// [`SCRATCH_SLOTS`] times `scratch_bytes` of scratch memory are for each rank and lane, 0 if
-    /// there are no other hosts.
-    pub fn new(nranks: u32, local: u32, scratch_bytes: usize) -> Self {
-        let n = nranks as usize;
+    /// Returns the layout in a communicator with lanes to so many peers, itself and a switch among
+    /// them; `local` of its ranks are on this host. [`SCRATCH_SLOTS`] times `scratch_bytes` of
+    /// scratch memory are for each peer and lane, 0 if there are no other hosts.
+    pub fn new(peers: u32, local: u32, scratch_bytes: usize) -> Self {
+        let n = peers as usize;
         let lanes = 2 * n * abi::LANES;
         let lanes_at = (abi::MAX_CHANNELS * size_of::<abi::Counters>()) as u64;
         let line_counters_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;

@@ -18,10 +18,11 @@ use crate::link::notice;
 use crate::op::descriptor::Descriptor;
 use crate::op::follow::{Carried, LATEST};
 use crate::os::memory::sealed_memfd;
+use crate::rank::agreement::agree_on_rail;
 use crate::rank::{Rank, VERDICT, broken};
 use cudarc::driver::sys::CUstream;
 pub use links::Edges;
-use links::{Calls, Shared};
+use links::{Calls, Rail, Shared};
 use oxccl_kernels::abi;
 use oxccl_net::{Memory, Place, Properties};
 use packed::Packed;
@@ -59,6 +60,9 @@ pub const LANES: usize = abi::LANES;
 pub struct Remote {
     /// The edges, by the rank at the other end: as many lanes of each.
     pub edges: Vec<(u32, Vec<MessageEdge>)>,
+    /// The edge to the switch of this rank's rail, and the ranks of a team; `None` unless the
+    /// network reduces.
+    pub switch: Option<(MessageEdge, u32)>,
     /// The network's device; `None` without edges.
     pub device: Option<Properties>,
     /// Bytes of data in a slot of an edge.
@@ -67,7 +71,8 @@ pub struct Remote {
     pub start: u64,
 }
 
-/// The edges of a rank on a GPU with ranks of other hosts: one for each peer and lane.
+/// The edges of a rank on a GPU with ranks of other hosts: one for each peer and lane, and one for
+/// its switch, if the network reduces.
 pub struct Network {
     /// Lanes with each peer.
     pub lanes: usize,
@@ -129,10 +134,15 @@ impl Slots {
 }
 
 impl Network {
-    /// Takes the links with ranks of other hosts. Requires the GPU's context to be current on this
-    /// thread, whose stream is used. May block for a plugin.
-    pub fn new(gpu: &'static Gpu, remote: Remote, stream: CUstream) -> Result<Self> {
-        let Remote { edges: mut peers, device, slot_bytes, start } = remote;
+    /// Takes the links of a rank with those of other hosts, of `nranks` in all. Requires the GPU's
+    /// context to be current on this thread, whose stream is used. May block for a plugin.
+    pub fn new(
+        gpu: &'static Gpu,
+        (rank, nranks): (u32, u32),
+        remote: Remote,
+        stream: CUstream,
+    ) -> Result<Self> {
+        let Remote { edges: mut peers, switch, device, slot_bytes, start } = remote;
         let lanes = peers.iter().map(|(_, lanes)| lanes.len()).min().unwrap_or(0);
         let mut gpu_bytes = 0;
         if let Some(device) = device {
@@ -140,15 +150,19 @@ impl Network {
                 peers.iter_mut().flat_map(|(_, edges)| edges.iter_mut().take(lanes)).collect();
             gpu_bytes = Reach::of(gpu, &device)?.move_slots(&mut used, stream);
         }
-        let words_bytes = peers.len() * lanes * size_of::<abi::NetWords>();
+        let number = peers.len() * lanes + usize::from(switch.is_some());
+        let words_bytes = number * size_of::<abi::NetWords>();
         let words = pinned(words_bytes + abi::REMEMBERED * size_of::<abi::Begun>())?;
         let all: *mut abi::NetWords = words.base().cast();
         let mut served: Vec<Vec<Served>> = (0..lanes).map(|_| Vec::new()).collect();
         let (mut shared, mut slots, mut skews) = (Vec::new(), Vec::new(), Vec::new());
         let edges = peers.into_iter().flat_map(|(peer, edges)| {
-            edges.into_iter().take(lanes).enumerate().map(move |(lane, edge)| (peer, lane, edge))
+            let lanes = edges.into_iter().take(lanes).enumerate();
+            lanes.map(move |(lane, edge)| ((peer, lane), edge, None))
         });
-        for (i, (peer, lane, edge)) in edges.enumerate() {
+        // The network that reduces writes headers, too, so its slots stay on the host.
+        let switch = switch.map(|(edge, team)| ((nranks, 0), edge, Some(Rail { rank, team })));
+        for (i, (other, edge, rail)) in edges.chain(switch).enumerate() {
             let at = all.wrapping_add(i);
             // SAFETY: within the memory, which is aligned; nobody else uses it yet.
             unsafe { at.write(words_from(start)) };
@@ -156,8 +170,8 @@ impl Network {
             slots.push([Slots::new(outgoing)?, Slots::new(incoming)?]);
             let skew = |slot: usize| (slot as u64).wrapping_sub(start) as u16 % EDGE_SLOTS as u16;
             skews.push(edge.next_slots().map(skew));
-            shared.push(Shared::new((peer, lane), at, start));
-            served[lane].push(Served::new(edge, start));
+            shared.push(Shared::new(other, rail, at, start));
+            served[other.1].push(Served::new(edge, start));
         }
         let begun = words.base().wrapping_add(words_bytes).cast();
         let edges = Arc::new(Edges { all: shared, begun: Mutex::new(Some(Calls(begun))) });
@@ -172,24 +186,46 @@ impl Network {
         self.slot_bytes - HEADER_BYTES
     }
 
-    /// Returns the lanes of the ranks of the communicator as kernels find them, by rank and lane;
-    /// `local` has the places of those of this host.
+    /// Returns the rail that the switch serves; `None` without one.
+    fn rail(&self) -> Option<Rail> {
+        self.edges.all.last()?.rail
+    }
+
+    /// Returns whether the switch serves a rank, too.
+    pub fn has_on_rail(&self, rank: u32) -> bool {
+        self.rail().is_some_and(|rail| rail.has(rank))
+    }
+
+    /// Returns the number of peers for `nranks` ranks: the switch is one, too.
+    pub fn peers_of(&self, nranks: u32) -> u32 {
+        nranks + u32::from(self.rail().is_some())
+    }
+
+    /// Returns the lanes of the ranks of the communicator as kernels find them, by rank and lane,
+    /// and behind them the one to the switch, in the place of all lanes; `local` has the places of
+    /// those of this host.
     pub fn peers(&self, local: &[Option<usize>]) -> Vec<abi::Peer> {
         let place = |place: &Option<usize>| {
             [abi::Peer { place: place.unwrap_or(0) as u32, ..abi::Peer::default() }; abi::LANES]
         };
-        let mut peers: Vec<abi::Peer> = local.iter().flat_map(place).collect();
+        let switch = self.edges.all.iter().filter(|edge| edge.is_switch()).map(|_| &Some(0));
+        let mut peers: Vec<abi::Peer> = local.iter().chain(switch).flat_map(place).collect();
         for (i, edge) in self.edges.all.iter().enumerate() {
             let [outgoing, incoming] = &self.slots[i];
-            peers[edge.peer as usize * abi::LANES + edge.lane] = abi::Peer {
+            let lanes = if edge.is_switch() { 0..abi::LANES } else { edge.lane..edge.lane + 1 };
+            let first = edge.peer as usize * abi::LANES;
+            let peer = abi::Peer {
                 words: self.words.at() + (i * size_of::<abi::NetWords>()) as u64,
                 place: 0,
+                is_switch: edge.is_switch().into(),
+                unused: 0,
                 skews: self.skews[i],
                 outgoing: outgoing.at,
                 incoming: incoming.at,
                 slot_bytes: self.slot_bytes as u64,
                 on_gpu: [outgoing, incoming].map(|slots| slots.is_on_gpu().into()),
             };
+            peers[first + lanes.start..first + lanes.end].fill(peer);
         }
         peers
     }
@@ -220,7 +256,7 @@ impl Network {
         &self.edges
     }
 
-    /// Ends the proxies. Returns the edges, with the rank at the other end; they end when they are
+    /// Ends the proxies. Returns the edges, with the peer at the other end; they end when they are
     /// dropped.
     pub fn end(&self) -> Vec<(u32, MessageEdge)> {
         let proxies = std::mem::take(&mut *self.lock());
@@ -252,12 +288,15 @@ impl Network {
             }
             (peer, written)
         };
-        self.edges.all.chunks(self.lanes.max(1)).map(written)
+        let of_ranks = self.edges.all.len() - usize::from(self.rail().is_some());
+        self.edges.all[..of_ranks].chunks(self.lanes.max(1)).map(written)
     }
 
     /// Notes that a peer has left in order.
     pub fn note_left(&self, peer: u32) {
-        let edges = self.edges.all.iter().filter(|edge| edge.peer == peer);
+        let is_of_it =
+            |edge: &&Shared| edge.peer == peer || edge.rail.is_some_and(|rail| rail.has(peer));
+        let edges = self.edges.all.iter().filter(is_of_it);
         edges.for_each(|edge| edge.left.store(true, Ordering::Release));
     }
 
@@ -326,6 +365,8 @@ struct Served {
     waits: Option<(u64, Instant)>,
     /// How many more looks follow at what no kernel waits for yet.
     looks_ahead: u32,
+    /// The collective that the next rank of a switch's rail was told last.
+    agreed_on: u64,
     /// The bytes of data of the latest messages that have come, by number modulo [`LATEST`].
     bytes: [usize; LATEST],
 }
@@ -335,7 +376,20 @@ impl Served {
         let (broken, quiet, waits, looks_ahead) = (None, None, None, 0);
         let (sent, room, arrived, taken) = (start, start, start, start);
         let bytes = [0; LATEST];
-        Self { edge, sent, room, arrived, taken, broken, quiet, waits, looks_ahead, bytes }
+        let agreed_on = 0;
+        Self {
+            edge,
+            sent,
+            room,
+            arrived,
+            taken,
+            broken,
+            quiet,
+            waits,
+            looks_ahead,
+            agreed_on,
+            bytes,
+        }
     }
 
     /// Returns how far the messages have come that the proxy knows of, without their operations.
@@ -404,8 +458,10 @@ impl Served {
         // What kernels do not wait for comes earlier, if the transport does not mind. After a large
         // message more is likely under way; without one, looks would only cost system calls.
         let ahead = (held > 0 || self.looks_ahead > 0) && self.edge.offers_ahead();
+        // A switch begins once there is a slot for the result.
+        let due = shared.is_switch() && self.sent != self.arrived;
         self.looks_ahead = self.looks_ahead.saturating_sub(1);
-        if held >= EDGE_SLOTS as u64 || !(wanted || ahead) {
+        if held >= EDGE_SLOTS as u64 || !(wanted || ahead || due) {
             return Ok(moved);
         }
         let Some(message) = self.edge.peek_at(held as usize)? else { return Ok(moved) };
@@ -447,15 +503,28 @@ impl Served {
         let since = self.waits.filter(|(number, _)| *number == wanted).map_or(now, |(_, at)| at);
         self.waits = Some((wanted, since));
         let by = word(&words.wanted_by).load(Ordering::Relaxed);
-        if by == 0 || now.saturating_duration_since(since) < LONG {
+        let is_time = match shared.rail {
+            Some(_) if by != self.agreed_on => true,
+            _ => now.saturating_duration_since(since) >= LONG,
+        };
+        if by == 0 || !is_time {
             return;
         }
         self.waits = Some((wanted, now));
         let (what, count) = (word(&words.wanted_what), word(&words.wanted_count));
         let (what, count) = (what.load(Ordering::Relaxed), count.load(Ordering::Relaxed));
-        let control = rank.upgrade().and_then(|rank| rank.control(shared.peer));
-        let doing = notice::doing(by, Descriptor::from_words(what as u32, count));
-        control.inspect(|control| control.tell(&doing));
+        let descriptor = Descriptor::from_words(what as u32, count);
+        let Some(rank) = rank.upgrade() else { return };
+        let Some(rail) = shared.rail else {
+            let control = rank.control(shared.peer);
+            return drop(control.inspect(|c| c.tell(&notice::doing(by, descriptor))));
+        };
+        // No other rank of the rail shows what it calls.
+        self.agreed_on = by;
+        let agreed = agree_on_rail(&rank, rail.team, &descriptor.into(), by);
+        if let Some((error, _visit)) = agreed.err().zip(exit::visit_driver()) {
+            rank.fail(error);
+        }
     }
 
     /// Tells the kernels once nothing more can come from a peer that has left.
@@ -464,7 +533,9 @@ impl Served {
             self.quiet = None;
         }
         let since = *self.quiet.get_or_insert(now);
-        if self.broken.is_some() || now.saturating_duration_since(since) >= QUIET {
+        // A result of a switch may come long after a rank that has it has left.
+        let quiet = if shared.is_switch() { LONG } else { QUIET };
+        if self.broken.is_some() || now.saturating_duration_since(since) >= quiet {
             word(&shared.words().left).store(1, Ordering::Release);
         }
     }
@@ -475,7 +546,11 @@ impl Served {
         let mut moved = false;
         let left = shared.left.load(Ordering::Acquire);
         if self.broken.is_none() {
-            let progress = self.progress(shared).map_err(broken(shared.peer));
+            let progress = self.progress(shared);
+            let progress = match shared.is_switch() {
+                true => progress,
+                false => progress.map_err(broken(shared.peer)),
+            };
             moved = progress.unwrap_or_else(|error| {
                 self.broken = Some((Instant::now(), error));
                 false
@@ -545,213 +620,4 @@ fn run(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::link::message::{Direction, Incoming, Outgoing};
-    use crate::op::follow::TOLD;
-    use links::KnownCalls;
-    use oxccl_net::{Connection, Receiver, Region, Request, Sender};
-    use std::collections::VecDeque;
-
-    type Pipe = Arc<Mutex<VecDeque<Vec<u8>>>>;
-
-    struct Entry(Pipe);
-
-    impl Connection for Entry {}
-
-    impl Sender for Entry {
-        unsafe fn isend(
-            &mut self,
-            data: *const u8,
-            len: usize,
-            _tag: u32,
-            _region: Region,
-        ) -> oxccl_net::Result<Option<Request>> {
-            // SAFETY: readable by the contract.
-            let bytes = unsafe { std::slice::from_raw_parts(data, len) };
-            self.0.lock().unwrap().push_back(bytes.to_vec());
-            Ok(Some(1))
-        }
-
-        fn test(&mut self, _request: Request) -> oxccl_net::Result<bool> {
-            Ok(true)
-        }
-    }
-
-    /// Completes its requests in order, and lets a connection end with requests.
-    struct Exit(Pipe, VecDeque<*mut u8>);
-
-    // SAFETY: used by one thread.
-    unsafe impl Send for Exit {}
-
-    impl Connection for Exit {}
-
-    impl Receiver for Exit {
-        unsafe fn irecv(
-            &mut self,
-            data: *mut u8,
-            _capacity: usize,
-            _tag: u32,
-            _region: Region,
-        ) -> oxccl_net::Result<Option<Request>> {
-            self.1.push_back(data);
-            Ok(Some(1))
-        }
-
-        fn ends_with_requests(&self) -> bool {
-            true
-        }
-
-        fn test(&mut self, _request: Request) -> oxccl_net::Result<Option<usize>> {
-            let Some(bytes) = self.0.lock().unwrap().pop_front() else { return Ok(None) };
-            let to = self.1.pop_front().unwrap();
-            // SAFETY: writable until the request is done, and messages fit.
-            unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-            Ok(Some(bytes.len()))
-        }
-    }
-
-    /// Memory that counts as a GPU's.
-    fn as_of_a_gpu(like: &Memory) -> Memory {
-        let owner = Arc::new(vec![0u8; like.len]);
-        let place = Place::Gpu { flush: false, dma_buf: None };
-        Memory { data: owner.as_ptr().cast_mut(), len: like.len, place, owner }
-    }
-
-    /// An edge whose messages come back, its words, and the memory of its slots: on the GPU, where
-    /// that is asked for.
-    fn echo(
-        start: u64,
-        words: &abi::NetWords,
-        [sends, receives]: [bool; 2],
-    ) -> (Served, Shared, [Memory; 2]) {
-        let pipe = Pipe::default();
-        let outgoing = Outgoing::new(Box::new(Entry(pipe.clone())), 0, 64);
-        let incoming = Incoming::new(Box::new(Exit(pipe, VecDeque::new())), 0, 64);
-        let mut edge = MessageEdge::new(outgoing, incoming);
-        if sends {
-            edge.move_slots(Direction::Outgoing, as_of_a_gpu(&edge.memory()[0])).unwrap();
-        }
-        if receives {
-            edge.move_slots(Direction::Incoming, as_of_a_gpu(&edge.memory()[1])).unwrap();
-        }
-        let memory = edge.memory();
-        (Served::new(edge, start), Shared::new((0, 0), words, start), memory)
-    }
-
-    fn slot(memory: &Memory, number: u64) -> *mut u8 {
-        let slot = number as usize % EDGE_SLOTS * (HEADER_BYTES + 64);
-        memory.data.wrapping_add(slot + HEADER_BYTES)
-    }
-
-    /// The words of the header in front of a slot's data.
-    fn header(memory: &Memory, number: u64) -> *mut [u64; 2] {
-        slot(memory, number).wrapping_sub(HEADER_BYTES).cast()
-    }
-
-    /// Checks that no outgoing slot has the mark or the packets of an older message than its last.
-    fn expect_no_older(words: &abi::NetWords, start: u64, written: u64) {
-        for message in written.saturating_sub(EDGE_SLOTS as u64)..written {
-            let slot = (start.wrapping_add(message) % 4) as usize;
-            let number = start.wrapping_add(message + 1);
-            let mark = word(&words.outgoing[slot].mark).load(Ordering::Relaxed);
-            assert_eq!(mark as u32, number as u32);
-            assert!(Packed::read(&words.outgoing_packed[slot], number).is_some());
-        }
-    }
-
-    /// Tells that message `message` is that of operation `message`, if five do not divide it.
-    fn tell_call(words: &abi::NetWords, start: u64, message: u64) {
-        let number = start.wrapping_add(message);
-        if !message.is_multiple_of(5) {
-            let call = number.wrapping_add(1) << 48 | (message + 1);
-            word(&words.outgoing_calls[number as usize % abi::NET_CALLS])
-                .store(call, Ordering::Relaxed);
-        }
-    }
-
-    /// Checks that the operations of the latest messages are known, and no older ones.
-    fn expect_operations(shared: &Shared, words: &abi::NetWords, written: u64) {
-        let mut known = KnownCalls::default();
-        for asked in [written.saturating_sub(2), written] {
-            known.read(shared.start, &words.outgoing_calls, asked);
-        }
-        let operations = known.operations;
-        for message in written.saturating_sub(TOLD as u64)..written {
-            let expected = if message.is_multiple_of(5) { 0 } else { message + 1 };
-            assert_eq!(operations[message as usize % TOLD], expected, "{message} of {written}");
-        }
-    }
-
-    /// The kernels' side, played by this thread; the counters wrap around.
-    #[test]
-    fn messages_go_from_marks_to_marks_and_no_more_than_there_are_slots() {
-        let starts = [0, u64::MAX - 5, u64::from(u32::MAX) - 3, 0, 1, 2];
-        for (i, start) in starts.into_iter().enumerate() {
-            let on_gpu = [[false, false], [true, true], [true, false], [false, true]][i % 4];
-            let words = words_from(start);
-            let (mut served, shared, [outgoing, incoming]) = echo(start, &words, on_gpu);
-            served.progress(&shared).unwrap();
-            assert_eq!(word(&words.room).load(Ordering::Relaxed), start.wrapping_add(4));
-            let what = u64::from(Descriptor::message(oxccl_plan::DataType::Int8, 1).to_words().0);
-            let (mut written, mut taken) = (0u64, 0u64);
-            for round in 0..40u64 {
-                // As many as fit, then as many as have come.
-                let room = word(&words.room).load(Ordering::Relaxed).wrapping_sub(start);
-                let fits = room.min(taken + EDGE_SLOTS as u64);
-                for message in written..fits {
-                    let number = start.wrapping_add(message);
-                    tell_call(&words, start, message);
-                    // SAFETY: a free slot.
-                    unsafe { slot(&outgoing, message).write(message as u8) };
-                    let there = &words.outgoing[(number % 4) as usize];
-                    if message % 3 == 0 && !on_gpu[0] {
-                        let there = &words.outgoing_packed[(number % 4) as usize];
-                        let words = [what | 1 << 32, 1];
-                        packed::write(there, number.wrapping_add(1), words, &[message as u8]);
-                        continue;
-                    }
-                    if on_gpu[0] {
-                        // SAFETY: the header of that slot.
-                        unsafe { header(&outgoing, message).write_unaligned([what, 1]) };
-                    }
-                    word(&there.what).store(what | 1 << 32, Ordering::Relaxed);
-                    word(&there.count).store(1, Ordering::Relaxed);
-                    let mark = mark_of(number.wrapping_add(1), 1, what | 1 << 32);
-                    word(&there.mark).store(mark, Ordering::Relaxed);
-                }
-                written = written.max(fits);
-                assert_eq!(shared.written(), written, "round {round} from {start}");
-                expect_operations(&shared, &words, written);
-                word(&words.wanted).store(start.wrapping_add(taken + 1), Ordering::Relaxed);
-                while served.progress(&shared).unwrap() {}
-                expect_no_older(&words, start, written);
-                while taken < written {
-                    let number = start.wrapping_add(taken);
-                    let here = &words.incoming[(number % 4) as usize];
-                    // SAFETY: a slot with a message, and its header.
-                    let (data, header) = unsafe {
-                        let header = header(&incoming, taken).read_unaligned();
-                        (slot(&incoming, taken).read(), header)
-                    };
-                    let told = if on_gpu[1] { [0, 0] } else { [what, 1] };
-                    assert_eq!((data, header), (taken as u8, [what, 1]), "{on_gpu:?}");
-                    assert_eq!([here.what, here.count], [told[0] | 1 << 32, told[1]]);
-                    let number = number.wrapping_add(1);
-                    let small = &words.incoming_packed[(number.wrapping_sub(1) % 4) as usize];
-                    let small = Packed::read(small, number).expect("packets of this number");
-                    let expected = if on_gpu[1] { u64::MAX } else { what | 1 << 32 };
-                    assert_eq!(small.what, expected);
-                    assert!(on_gpu[1] || small.data() == [taken as u8]);
-                    let expected = mark_of(number, here.count, here.what);
-                    assert_eq!(word(&here.mark).load(Ordering::Relaxed), expected);
-                    taken += 1;
-                }
-                word(&words.taken).store(start.wrapping_add(taken), Ordering::Relaxed);
-                while served.progress(&shared).unwrap() {}
-            }
-            assert!(written >= 100, "{written}");
-            assert_eq!(shared.taken.load(Ordering::Relaxed), taken);
-        }
-    }
-}
+mod tests;

@@ -127,9 +127,12 @@ impl CudaRank {
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
         let hosts = !remote.edges.is_empty();
         let scratch_bytes = if hosts { remote.slot_bytes } else { 0 };
-        let network = hosts.then(|| Network::new(gpu, remote, stream)).transpose()?;
+        let all = membership.local.len() as u32;
+        let own = (membership.rank, all);
+        let network = hosts.then(|| Network::new(gpu, own, remote, stream)).transpose()?;
         let slots_bytes = network.as_ref().map_or(0, Network::gpu_bytes);
-        let parts = Private::new(membership.local.len() as u32, nranks, scratch_bytes);
+        let peers = network.as_ref().map_or(all, |network| network.peers_of(all));
+        let parts = Private::new(peers, nranks, scratch_bytes);
         let private = Block::on_gpu(gpu, parts.bytes as usize, stream)?;
         let mut view = view((place, nranks), &layout, (private.at(), &parts));
         view.control = control.at();
@@ -393,7 +396,19 @@ impl CudaRank {
     fn named(&self, name: i32) -> i32 {
         match usize::try_from(name) {
             Ok(place) if place < self.ranks.len() => self.ranks[place] as i32,
-            Ok(_) if self.network.is_some() => name - abi::MAX_RANKS as i32,
+            Ok(other) => match &self.network {
+                Some(network) => {
+                    let number = other.checked_sub(abi::MAX_RANKS).map(|number| number as u32);
+                    let is_rank = |number: &u32| *number < self.nranks;
+                    // Of a switch's rail a rank is to be named that has left, if any has.
+                    let others = (0..self.nranks).filter(|peer| *peer != self.number);
+                    let mut rail = others.filter(|peer| network.has_on_rail(*peer));
+                    let left = |peer: &u32| self.owner().is_some_and(|rank| rank.has_left(*peer));
+                    let found = || number.and_then(|_| rail.find(left));
+                    number.filter(is_rank).or_else(found).map_or(-1, |peer| peer as i32)
+                }
+                None => name,
+            },
             _ => name,
         }
     }

@@ -18,7 +18,8 @@ impl CudaRank {
         }
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
-        let parts = Private::new(self.nranks, self.view.nranks, 0);
+        let peers = self.network().map_or(self.nranks, |network| network.peers_of(self.nranks));
+        let parts = Private::new(peers, self.view.nranks, 0);
         let words = vec![number; abi::WORDS_BYTES / size_of::<u64>()];
         let counters = || abi::Counters {
             packets: number,

@@ -16,6 +16,7 @@ use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
 use crate::rank::{Awaited, LEFT, Rank, VERDICT};
 use crate::recorder::{Called, What};
+use oxccl_plan::generate::Needs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -587,6 +588,10 @@ impl Running {
     fn wait_for_verdict(&mut self, since: Instant, mut error: Error) -> Step {
         let left = |peer: i32| u32::try_from(peer).is_ok_and(|p| self.endpoint.rank.has_left(p));
         let mut known = false;
+        if let (Error::Local { .. }, Some(peer)) = (&error, self.gone_from_rail()) {
+            // The network fails where a rank that it serves has gone.
+            error = self.place(self.endpoint.rank.lost(peer, LEFT.to_owned()));
+        }
         if let Error::Remote { site, why } = &mut error
             && left(site.peer)
         {
@@ -598,6 +603,17 @@ impl Running {
             return Step::Waiting { moved: false };
         }
         self.fail(error)
+    }
+
+    /// Returns a rank that has left which the same switch serves, if the network reduces here.
+    fn gone_from_rail(&self) -> Option<u32> {
+        let (rank, Kind::Collective(running)) = (&self.endpoint.rank, &self.kind) else {
+            return None;
+        };
+        let plan = running.plan();
+        let serves = plan.algorithm.generator().needs == Needs::Switch;
+        let is_served = |peer: &u32| serves && plan.spec.shares_rail(rank.number, *peer);
+        (0..rank.nranks).filter(is_served).find(|peer| rank.has_left(*peer))
     }
 
     /// Returns the limit in ns for which the operation waits; −1 for none.

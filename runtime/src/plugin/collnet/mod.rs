@@ -87,18 +87,19 @@ pub(crate) type Connected = (Ends, Reductions);
 
 impl CollNet {
     /// Starts the first plugin that can reduce messages of `bytes` bytes in memory of the host.
-    /// `place` is the index of this rank among those of its host, by which devices are dealt out.
+    /// `place` is the index of this rank among those of its host, by which devices are dealt out;
+    /// `prepare` is called first, in the thread that calls the plugin.
     /// Fails with the reason why there is none. Blocks while the plugin starts; each of its calls
     /// may take as long as `limit`.
     pub(crate) fn start(
-        comm: u64,
-        place: usize,
+        (comm, place): (u64, usize),
         bytes: usize,
         limit: Duration,
+        prepare: impl Fn() -> Result<()> + Send + Copy + 'static,
     ) -> std::result::Result<Self, String> {
         let mut why = "no library of NCCL_NET_PLUGIN has one".to_owned();
         for plugin in plugins() {
-            match Self::begin(plugin, comm, place, bytes, limit) {
+            match Self::begin(plugin, (comm, place), bytes, (limit, prepare)) {
                 Ok(made) => return Ok(made),
                 Err(error) => why = format!("{}: {error}", plugin.label),
             }
@@ -108,15 +109,18 @@ impl CollNet {
 
     fn begin(
         plugin: &'static Plugin<Unread<Functions>>,
-        comm: u64,
-        place: usize,
+        (comm, place): (u64, usize),
         bytes: usize,
-        limit: Duration,
+        (limit, prepare): (Duration, impl Fn() -> Result<()> + Send + 'static),
     ) -> Result<Self> {
         let current = CurrentCall::new(plugin.label.clone(), HINT).with_setup(limit);
         let current = Arc::new(current);
         let calls = current.clone();
-        let make = move || Unconnected::start(plugin, calls, comm);
+        let make = move || {
+            let failed = |e| oxccl_net::Error::new("preparing a thread", e, "");
+            prepare().map_err(failed)?;
+            Unconnected::start(plugin, calls, comm)
+        };
         let instance = Reducing::start(make, current)?;
         let handle = instance.call(move |instance| instance.listen(place, bytes))?;
         let (name, version) = (&plugin.name, plugin.version);

@@ -11,10 +11,29 @@ use oxccl_kernels::abi;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 
+/// The ranks with the same place in their teams.
+#[derive(Clone, Copy)]
+pub(super) struct Rail {
+    /// One of them.
+    pub(super) rank: u32,
+    /// The ranks of a team.
+    pub(super) team: u32,
+}
+
+impl Rail {
+    /// Returns whether a rank is one of them.
+    pub(super) fn has(self, rank: u32) -> bool {
+        rank % self.team == self.rank % self.team
+    }
+}
+
 /// The words and counts of an edge, for its proxy and for other threads.
 pub(super) struct Shared {
+    /// The rank at the other end; behind the ranks the switch.
     pub(super) peer: u32,
     pub(super) lane: usize,
+    /// The ranks that a switch serves; `None` where a rank is at the other end.
+    pub(super) rail: Option<Rail>,
     words: *const abi::NetWords,
     pub(super) start: u64,
     /// The numbers of messages sent and taken.
@@ -34,9 +53,19 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    pub(super) fn new((peer, lane): (u32, usize), words: *const abi::NetWords, start: u64) -> Self {
+    pub(super) fn new(
+        (peer, lane): (u32, usize),
+        rail: Option<Rail>,
+        words: *const abi::NetWords,
+        start: u64,
+    ) -> Self {
         let (sent, taken, asked, left, carried) = Default::default();
-        Self { peer, lane, words, start, sent, taken, asked, left, carried }
+        Self { peer, lane, rail, words, start, sent, taken, asked, left, carried }
+    }
+
+    /// Returns whether the other end is a switch.
+    pub(super) fn is_switch(&self) -> bool {
+        self.rail.is_some()
     }
 
     pub(super) fn words(&self) -> &abi::NetWords {
@@ -128,7 +157,7 @@ impl Edges {
     /// Has a thread of the watcher look how far the messages of all edges have come. `slot_bytes`
     /// are those of the data of a slot.
     pub fn watch(self: &Arc<Self>, watcher: &dyn Watcher, slot_bytes: usize) {
-        for (i, edge) in self.all.iter().enumerate() {
+        for (i, edge) in self.all.iter().enumerate().filter(|(_, edge)| !edge.is_switch()) {
             let (peer, number) = (edge.peer, edge.lane as u32);
             let lane = Lane { peer, number, slot_bytes, header_bytes: HEADER_BYTES };
             edge.carried.get_or_init(Mutex::default);

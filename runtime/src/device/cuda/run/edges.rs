@@ -10,6 +10,7 @@ use crate::op::{Bound, Call, Programs};
 use oxccl_kernels::abi;
 use oxccl_plan::carrier::Packets;
 use oxccl_plan::cost::CostModel;
+use oxccl_plan::generate::Needs;
 use oxccl_plan::ir::{Capacity, MAX_ROUNDS, Order, ROUND_MESSAGES, ROUND_TURNS};
 use oxccl_plan::select::Topology;
 use oxccl_plan::{Geometry, Op, Plan};
@@ -78,8 +79,13 @@ fn argument(
     let unfit =
         || Error::Internal { what: format!("{} does not run over edges", plan.algorithm.name()) };
     let slot_bytes = network.data_bytes();
-    let share =
-        share(call, u64::from(cuda_rank.view.net_lanes.min(programs.blocks(cuda_rank.channels))));
+    let blocks = match plan.algorithm.generator().needs {
+        // There is one lane to a switch: all ranks of a rail give it the same reductions in the
+        // same order.
+        Needs::Switch => 1,
+        _ => cuda_rank.view.net_lanes.min(programs.blocks(cuda_rank.channels)),
+    };
+    let share = share(call, u64::from(blocks));
     let geometry = geometry(plan, call, share, slot_bytes);
     let (scratch_bytes, window_scratch_bytes) = scratch_bytes(plan, &geometry, call);
     let (nranks, rounds) = (call.spec.nranks, program.nrounds());
@@ -88,7 +94,8 @@ fn argument(
     if u64::from(scratch_windows) * window_scratch_bytes > lane_scratch_bytes {
         return Err(unfit());
     }
-    let encode = || program.ops.iter().map(|op| step(*op)).collect::<Option<_>>().ok_or_else(unfit);
+    let steps = program.ops.iter().map(|op| step(*op, nranks));
+    let encode = || steps.collect::<Option<_>>().ok_or_else(unfit);
     let (first_steps, steps) = network.program(cuda_rank.gpu, plan, encode)?;
     let round_ends = std::array::from_fn(|round| program.round_end(round as u32) as u32);
     Ok(abi::EdgeProgram {
@@ -105,6 +112,8 @@ fn argument(
         rounds,
         scratch_windows,
         followed: 0,
+        peers: network.peers_of(nranks),
+        unused: 0,
         round_ends,
         first_steps,
         steps,
@@ -151,18 +160,21 @@ fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry
     Geometry::new(&plan.layout, share, &room)
 }
 
-/// Returns a step for a kernel; `None` if it needs memory that ranks share.
-fn step(op: Op) -> Option<abi::EdgeStep> {
+/// Returns a step for a kernel; `None` if it needs memory that ranks share. A rank has one switch,
+/// whose number behind those of the ranks is that of its rail in plans, and the first one in
+/// kernels.
+fn step(op: Op, nranks: u32) -> Option<abi::EdgeStep> {
     let none = abi::EdgeStep::default();
+    let peer_of = |peer: u32| peer.min(nranks);
     Some(match op {
         Op::Copy { src, dst } => {
             abi::EdgeStep { kind: abi::STEP_COPY, src: slice(src), dst: slice(dst), ..none }
         }
         Op::Send { peer, src } => {
-            abi::EdgeStep { kind: abi::STEP_SEND, peer, src: slice(src), ..none }
+            abi::EdgeStep { kind: abi::STEP_SEND, peer: peer_of(peer), src: slice(src), ..none }
         }
         Op::Recv { peer, dst } => {
-            abi::EdgeStep { kind: abi::STEP_RECEIVE, peer, dst: slice(dst), ..none }
+            abi::EdgeStep { kind: abi::STEP_RECEIVE, peer: peer_of(peer), dst: slice(dst), ..none }
         }
         Op::RecvReduce { peer, local, dst, order, finish } => abi::EdgeStep {
             kind: abi::STEP_RECEIVE_REDUCE,
@@ -208,7 +220,7 @@ mod tests {
             for collective in Collective::ALL {
                 let spec = Spec::new(collective, nranks, nranks / 2);
                 let all = |bytes| {
-                    let topology = topology(team, slot_bytes);
+                    let topology = Topology { switch: true, ..topology(team, slot_bytes) };
                     candidates(spec, bytes, &topology, Memory::Any, Policy::default())
                 };
                 for (bytes, plan) in [8, 1 << 12, 1 << 26]
@@ -232,7 +244,9 @@ mod tests {
                     let message = geometry.range(0, 0, plan.layout.message_parts).1;
                     assert!(bytes < 1 << 26 || message >= slot_bytes as u64 / 4, "{plan:?}");
                     for rank in [0, nranks - 1] {
-                        assert!(plan.program(rank).ops.iter().all(|op| step(*op).is_some()));
+                        let steps = plan.program(rank).ops.into_iter().map(|op| step(op, nranks));
+                        let steps: Option<Vec<_>> = steps.collect();
+                        assert!(steps.is_some_and(|all| all.iter().all(|s| s.peer <= nranks)));
                     }
                 }
                 assert!(!all(1 << 20).is_empty(), "{spec:?}");

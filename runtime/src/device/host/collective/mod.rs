@@ -201,7 +201,7 @@ impl Running {
         }
     }
 
-    fn plan(&self) -> &Plan {
+    pub(super) fn plan(&self) -> &Plan {
         &self.bound().plan
     }
 
