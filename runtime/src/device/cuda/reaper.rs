@@ -82,14 +82,18 @@ pub(crate) fn give_up() {
     cuda_ranks.into_iter().for_each(std::mem::forget);
 }
 
+/// Returns the parts on GPUs of all ranks of this process, also of those that have ended, as long
+/// as they are there.
+pub fn cuda_ranks() -> Vec<Arc<CudaRank>> {
+    let mut watched = lock(&WATCHED);
+    watched.retain(|cuda_rank| cuda_rank.strong_count() > 0);
+    watched.iter().filter_map(Weak::upgrade).collect()
+}
+
 /// Looks once for faults and for memory to free; returns true while there is something to look at
 /// again soon.
 pub fn look() -> bool {
-    let places: Vec<_> = {
-        let mut watched = lock(&WATCHED);
-        watched.retain(|cuda_rank| cuda_rank.strong_count() > 0);
-        watched.iter().filter_map(Weak::upgrade).collect()
-    };
+    let places = cuda_ranks();
     let any = !places.is_empty();
     for cuda_rank in places {
         cuda_rank.hear();

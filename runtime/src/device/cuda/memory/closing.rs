@@ -4,10 +4,11 @@
 //! end.
 
 use crate::device::cuda::driver::{Gpu, Relaxed};
-use crate::device::cuda::sharing::mapper;
+use crate::device::cuda::reaper;
+use crate::device::cuda::rank::CudaRank;
 use crate::exit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
 /// The time between looks whether the GPU is quiet.
@@ -101,16 +102,17 @@ pub(in crate::device::cuda) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce()
     }
 }
 
+/// Returns whether no kernel on a GPU may wait for another rank, be it of this host or of another.
 fn is_quiet(gpu: &Gpu) -> bool {
-    let cuda_ranks = mapper::cuda_ranks();
-    let mut there = cuda_ranks.iter().filter(|cuda_rank| cuda_rank.gpu.index == gpu.index);
+    let cuda_ranks = reaper::cuda_ranks();
+    let is_there = |cuda_rank: &&Arc<CudaRank>| cuda_rank.gpu.index == gpu.index;
+    let mut there = cuda_ranks.iter().filter(is_there).filter(|cuda_rank| cuda_rank.nranks > 1);
     there.all(|cuda_rank| !cuda_rank.has_graphs() && !cuda_rank.busy())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]

@@ -743,7 +743,7 @@ pub fn wake() {
 }
 
 /// Returns the parts on GPUs of all ranks that the mapper serves.
-pub(in crate::device::cuda) fn cuda_ranks() -> Vec<Arc<CudaRank>> {
+fn cuda_ranks() -> Vec<Arc<CudaRank>> {
     let Ok(mapper) = mapper() else { return Vec::new() };
     let mut cuda_ranks = lock(&mapper.cuda_ranks);
     cuda_ranks.retain(|cuda_rank| cuda_rank.strong_count() > 0);
