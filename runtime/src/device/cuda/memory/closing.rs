@@ -4,8 +4,8 @@
 //! end.
 
 use crate::device::cuda::driver::{Gpu, Relaxed};
-use crate::device::cuda::reaper;
 use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::reaper;
 use crate::exit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, TryLockError};
