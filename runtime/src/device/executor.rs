@@ -185,13 +185,13 @@ pub fn reach(device: Device, processes: &[Process], arenas: &[(u32, OwnedFd)]) -
     }
 }
 
-/// Who is told of an operation, for a profiler.
+/// The listener to an operation, for a profiler.
 pub enum Told<'a> {
     /// Nobody.
     Nobody,
-    /// Its thread blocks on a GPU.
+    /// The thread blocks of the operation on a GPU.
     Blocks(&'a TimedBlocks),
-    /// Who is told of its runs in host memory.
+    /// The listener to the runs of the operation in host memory.
     Runs(Arc<dyn Runs>),
 }
 

@@ -128,8 +128,8 @@ pub trait Watcher: Send + Sync {
     fn observe(&self, lane: Lane, sends: bool, present: Present) -> Arc<dyn Observer>;
 }
 
-/// Who is told of the runs of an operation in host memory: of the only one, or of those of the
-/// graph that has captured it.
+/// A listener to the runs of an operation in host memory: to the only one, or to those of the graph
+/// that has captured it.
 pub trait Runs: Send + Sync {
     /// Notes that the operation begins to move data now, with this number among those of its rank.
     /// What is returned is dropped when it has ended. Neither may ever return: nobody may wait for

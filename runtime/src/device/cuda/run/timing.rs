@@ -59,7 +59,7 @@ pub struct Timing {
 /// Memory of the host into which kernels write the times of their blocks.
 struct Stamps {
     at: u64,
-    /// What the memory belongs to.
+    /// The owner of the memory.
     _memory: Box<dyn Send + Sync>,
     /// The slots that no operation has. A slot into which kernels may still write stays away.
     free: Mutex<Vec<u32>>,
