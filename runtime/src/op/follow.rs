@@ -132,12 +132,12 @@ pub trait Watcher: Send + Sync {
 /// that has captured it.
 pub trait Runs: Send + Sync {
     /// Notes that the operation begins to move data now, with this number among those of its rank.
-    /// What is returned is dropped when it has ended. Neither may ever return: nobody may wait for
-    /// a lock that the caller holds.
+    /// Returns a guard, which is dropped when it has ended. The call and the drop may never return:
+    /// nobody may wait for a lock that the caller holds.
     fn begin(&self, number: u64) -> Box<dyn Send>;
 }
 
-/// What follows the messages of a lane. [`note`](Self::note) and [`end`](Self::end) may never
+/// A follower of the messages of a lane. [`note`](Self::note) and [`end`](Self::end) may never
 /// return: nobody may wait for a lock that the caller holds.
 pub trait Follower: Send {
     /// Notes how far the messages have come: those sent, and those received, as `look` tells. It is

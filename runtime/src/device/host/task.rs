@@ -186,9 +186,9 @@ pub struct Running {
     kind: Kind,
     /// The call and the operation, until they are recorded at the first visit.
     to_begin: Option<(Called, What)>,
-    /// Who is told once it begins.
+    /// The listener to its run, until that begins.
     runs: Option<Arc<dyn Runs>>,
-    /// What is dropped once it has ended, if somebody is told of that.
+    /// The guard of its run, which is dropped at the end, if there is a listener.
     run: Option<Box<dyn Send>>,
     /// True once it is recorded that nothing has moved since then.
     recorded: bool,
