@@ -195,6 +195,38 @@ fn our_tcp_transport_works_as_a_plugin() {
     }
 }
 
+/// Where no variable names them: one library of each kind on the library path.
+#[test]
+fn installed_plugins_are_found_by_nccls_names() {
+    let kinds = [("net", 12), ("tuner", 6), ("profiler", 7), ("env", 2)];
+    let compile = |(kind, version)| Plugin::compile(kind, version, &[]);
+    let Some(plugins) = kinds.into_iter().map(compile).collect::<Option<Vec<_>>>() else { return };
+    let folder = &plugins[0].folder;
+    let installed = |kind: &str| folder.join(format!("libnccl-{kind}.so"));
+    for (plugin, (kind, _)) in plugins.iter().zip(kinds) {
+        std::fs::copy(plugin.path(), installed(kind)).expect("a free name");
+    }
+    let variables = [
+        ("LD_LIBRARY_PATH", folder.to_str().expect("a plain path")),
+        // The environment plugin answers with these.
+        ("PLUGIN_OXCCL_RANKS_PER_NODE", "1"),
+        ("PLUGIN_NCCL_DEBUG", "INFO"),
+        ("PLUGIN_NCCL_DEBUG_SUBSYS", "ALL"),
+    ];
+    let ended = plugins[0].run(2, &["sequence", "5", "60", "100000"], &variables);
+    expect_success(&ended);
+    for Ended { output, .. } in &ended {
+        let used = |(kind, version): (&str, u32)| match kind {
+            "env" => format!("NCCL_DEBUG=INFO (env plugin Fixture v{version})"),
+            _ => format!("{kind} plugin Fixture (libnccl-{kind}.so, v{version})"),
+        };
+        for used in kinds.map(used) {
+            assert!(output.contains(&used), "{used}: {output}");
+        }
+        assert!(!output.contains("wrong use"), "{output}");
+    }
+}
+
 /// Driven by a program that checks each byte, also those behind a message.
 #[test]
 fn our_tcp_transport_works_without_the_library() {

@@ -195,6 +195,9 @@ pub(crate) fn destroyed_first(ranks: &[Rank]) -> Outcome {
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, || {
         ok(rank.call(sum(COUNT), memory.at, to))
     })?;
+    // Ranks that share a GPU must not launch while another one's graph is made.
+    replay.upload(rank.stream)?;
+    met.wait();
     replay.launch(rank.stream)?;
     rank.synchronize()?;
     met.wait();
@@ -425,6 +428,9 @@ pub(crate) fn aborted(ranks: &[Rank]) -> Outcome {
     let memory = Memory::new(2 * BYTES)?;
     let call = || ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
+    // As above.
+    replay.upload(rank.stream)?;
+    met.wait();
     for _ in 0..20 {
         replay.launch(rank.stream)?;
     }
