@@ -9,6 +9,7 @@ use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::nccl::types::NCCL_SHRINK_ABORT;
 use oxccl::nccl::types::ncclResult_t;
 use oxccl::oxccl::launch::oxcclCommSetTimeout;
+use oxccl::oxccl::stream::oxcclStreamSynchronize;
 use oxccl_plan::{Collective, DataType};
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
@@ -166,6 +167,24 @@ pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     hear(rank)?;
     let _ = rank.synchronize();
     abort_now(rank)
+}
+
+/// All ranks abort what may stand still for ever: below a network plugin that does not return it
+/// does, and otherwise ends. No abort takes longer than a second.
+pub(crate) fn abort_what_stands(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(10 << 20)?;
+    for _ in 0..4 {
+        // A plugin that fails is heard of at a call.
+        let _ = ok(rank.call(sum(2_500_000), memory.at, memory.at));
+    }
+    // SAFETY: a living handle.
+    let _ = unsafe { oxcclStreamSynchronize(rank.stream, 500_000_000) };
+    abort_within(rank, Duration::from_secs(1))?;
+    // The stream is free for other work.
+    let _ = rank.synchronize();
+    rank.upload(memory.at, &[1; 64])?;
+    rank.synchronize()
 }
 
 /// The last rank leaves in order, and the others call on.

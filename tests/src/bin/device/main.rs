@@ -147,6 +147,7 @@ const TESTS: &[Test] = &[
     Test { name: "who is stopped has no chunks", layouts: PROCESSES, body: on_demand::stopped },
     Test { name: "half of a group", layouts: APART, body: failures::half_a_group },
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
+    Test { name: "abort of what may stand", layouts: THREADS, body: failures::abort_what_stands },
     Test { name: "abort when all is done", layouts: APART, body: failures::abort_at_the_end },
     Test { name: "a limit ends a wait", layouts: APART, body: failures::limit },
     Test { name: "a deadline names who takes no part", layouts: APART, body: failures::deadline },
@@ -158,7 +159,7 @@ const TESTS: &[Test] = &[
 ];
 
 /// The tests that are run a second time between two hosts, each with half of the ranks.
-const BETWEEN_HOSTS: [&str; 32] = [
+const BETWEEN_HOSTS: [&str; 33] = [
     "every collective, type and operation",
     "groups of collectives",
     "groups in order with calls",
@@ -188,6 +189,7 @@ const BETWEEN_HOSTS: [&str; 32] = [
     "messages that differ",
     "a rank that has left is awaited",
     "abort ends a running kernel",
+    "abort of what may stand",
     "a limit ends a wait",
     KILLED[2],
     KILLED[0],
