@@ -136,6 +136,9 @@ enum {
 // Collectives of which the host remembers what kernels told.
 #define RUNS 64
 
+// The runs of a thread block in a graph that are kept for a profiler.
+#define KEPT_RUNS 16
+
 // In place of the first word of a descriptor: a kernel was in no collective.
 #define NO_CALL UINT32_MAX
 
@@ -1090,12 +1093,37 @@ typedef struct Maps {
 
 // The times at which a thread block began and ended, in ns of the GPU's clock, in memory of the
 // host. Each kernel has the address of those of its blocks as its second argument; 0 unless a
-// profiler asks for them.
+// profiler asks for them. In graphs it is that of [`CapturedBlock`]s.
 typedef struct Stamp {
   // The time at which it began.
   uint64_t begun_ns;
   // The time at which all of its threads had ended.
   uint64_t ended_ns;
 } Stamp;
+
+// A time of a thread block in a run of its graph, at a multiple of 16 bytes.
+typedef struct BlockTime {
+  // The time, in ns of the GPU's clock.
+  uint64_t ns;
+  // The number of the run among those of the block, from 1.
+  uint64_t run;
+} BlockTime;
+
+// A run of a thread block in a graph, in memory of the host.
+typedef struct BlockRun {
+  // Its beginning.
+  BlockTime begun;
+  // The end of all of its threads.
+  BlockTime ended;
+} BlockRun;
+
+// What a thread block in a graph needs to tell its times, in memory of the GPU. A kernel in a
+// graph has as its second argument the address of those of its blocks, plus one.
+typedef struct CapturedBlock {
+  // The address of its last [`KEPT_RUNS`] runs, by their numbers modulo that.
+  uint64_t at;
+  // The number of its runs so far.
+  uint64_t runs;
+} CapturedBlock;
 
 }  // namespace oxccl

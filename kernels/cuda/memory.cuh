@@ -50,11 +50,29 @@ __device__ inline uint64_t now_ns() {
   return t;
 }
 
+// Returns what tells the times of this block where its kernel runs in a graph; null elsewhere.
+__device__ inline CapturedBlock* captured(volatile Stamp* stamps) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(stamps);
+  return at & 1 ? reinterpret_cast<CapturedBlock*>(at - 1) + blockIdx.x : nullptr;
+}
+
+// The time and the number come to the host together.
+__device__ inline void store_time(BlockTime* to, uint64_t ns, uint64_t run) {
+  asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(ns), "l"(run) : "memory");
+}
+
 // Notes when a block begins. Without a profiler `stamps` is null, and as it is an argument of the
 // kernel, nobody waits to see that. What profilers need lies behind the code that others run.
 __device__ inline void stamp_begin(volatile Stamp* stamps) {
-  if (__builtin_expect(stamps != nullptr, 0) && threadIdx.x == 0)
-    stamps[blockIdx.x].begun_ns = now_ns();
+  if (__builtin_expect(stamps != nullptr, 0) && threadIdx.x == 0) {
+    const uint64_t ns = now_ns();
+    if (const CapturedBlock* block = captured(stamps)) {
+      const uint64_t run = block->runs + 1;
+      store_time(&reinterpret_cast<BlockRun*>(block->at)[run % KEPT_RUNS].begun, ns, run);
+    } else {
+      stamps[blockIdx.x].begun_ns = ns;
+    }
+  }
 }
 
 // Notes when all threads of a block have ended. The host takes an operation for ended once all its
@@ -62,7 +80,14 @@ __device__ inline void stamp_begin(volatile Stamp* stamps) {
 __device__ inline void stamp_end(volatile Stamp* stamps) {
   if (__builtin_expect(!stamps, 1)) return;
   __syncthreads();
-  if (threadIdx.x == 0) stamps[blockIdx.x].ended_ns = now_ns();
+  if (threadIdx.x != 0) return;
+  const uint64_t ns = now_ns();
+  if (CapturedBlock* block = captured(stamps)) {
+    const uint64_t run = ++block->runs;
+    store_time(&reinterpret_cast<BlockRun*>(block->at)[run % KEPT_RUNS].ended, ns, run);
+  } else {
+    stamps[blockIdx.x].ended_ns = ns;
+  }
 }
 
 // Defines a kernel of one argument, `argument`. Its body may not leave the kernel early, as each

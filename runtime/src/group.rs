@@ -103,8 +103,8 @@ impl Events {
         self.0.iter_mut().for_each(|(_, calls)| calls.launch());
     }
 
-    /// Submits an operation with the events of its launch, and of its run or, in host memory, those
-    /// of the graph that captures it. On GPUs the events of captured operations end at once.
+    /// Submits an operation with the events of its launch, and of its run, or those of the graph
+    /// that captures it.
     fn submit(
         &self,
         comm: &Arc<Communicator>,
@@ -140,16 +140,21 @@ impl Events {
         let report = |operation: &Operation, channels: &dyn Fn(usize) -> Range<u8>| {
             calls.operation(operation, &routes, channels, reported)
         };
-        if captured {
-            let _captured = report(&operation, &|_| 0..0);
-            return submit(operation, Told::Nobody);
-        }
-        let Some(blocks) = executor.timed_blocks(asks.unwrap_or_default()) else {
+        let Some(blocks) = executor.timed_blocks(stream, asks.unwrap_or_default()) else {
             return submit(operation, Told::Nobody);
         };
         let number = executor.next_number();
         // How many channels there are is known once the operation is launched.
         submit(operation.clone(), Told::Blocks(&blocks))?;
+        if captured {
+            let numbers = (0..operation.parts()).map(|part| blocks.of(part)).collect();
+            match blocks.into_captured() {
+                Some(runs) => calls.replays(operation, routes, reported, (numbers, Box::new(runs))),
+                // Nothing tells of its runs.
+                None => drop(report(&operation, &|_| 0..0)),
+            }
+            return Ok(());
+        }
         let running = report(&operation, &|part| blocks.of(part));
         let needs_mark = blocks.need_mark();
         let marks = needs_mark && (running.has_events() || blocks.have_slot());

@@ -70,6 +70,8 @@ pub const ANNOUNCEMENTS: usize = 4;
 pub const CALLS_AHEAD: usize = ANNOUNCEMENTS / 2;
 /// Collectives of which the host remembers what kernels told.
 pub const RUNS: usize = 64;
+/// The runs of a thread block in a graph that are kept for a profiler.
+pub const KEPT_RUNS: usize = 16;
 /// In place of the first word of a descriptor: a kernel was in no collective.
 pub const NO_CALL: u32 = u32::MAX;
 /// The most steps of a program.
@@ -363,7 +365,7 @@ pub struct Run {
 
 /// The times at which a thread block began and ended, in ns of the GPU's clock, in memory of the
 /// host. Each kernel has the address of those of its blocks as its second argument; 0 unless a
-/// profiler asks for them.
+/// profiler asks for them. In graphs it is that of [`CapturedBlock`]s.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stamp {
@@ -371,6 +373,37 @@ pub struct Stamp {
     pub begun_ns: u64,
     /// The time at which all of its threads had ended.
     pub ended_ns: u64,
+}
+
+/// A time of a thread block in a run of its graph, at a multiple of 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockTime {
+    /// The time, in ns of the GPU's clock.
+    pub ns: u64,
+    /// The number of the run among those of the block, from 1.
+    pub run: u64,
+}
+
+/// A run of a thread block in a graph, in memory of the host.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockRun {
+    /// Its beginning.
+    pub begun: BlockTime,
+    /// The end of all of its threads.
+    pub ended: BlockTime,
+}
+
+/// What a thread block in a graph needs to tell its times, in memory of the GPU. A kernel in a
+/// graph has as its second argument the address of those of its blocks, plus one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CapturedBlock {
+    /// The address of its last [`KEPT_RUNS`] runs, by their numbers modulo that.
+    pub at: u64,
+    /// The number of its runs so far.
+    pub runs: u64,
 }
 
 /// The counters of a channel, in the rank's own GPU memory: they hold what changes from launch to

@@ -329,10 +329,16 @@ impl Executor {
         cuda_rank.timing.mark(cuda_rank.gpu, *on).ok()
     }
 
-    /// Returns the thread blocks of an operation that follows on a GPU; `None` in host memory.
-    /// `timed` tells whether a profiler asks for their times.
-    pub fn timed_blocks(&self, timed: bool) -> Option<TimedBlocks> {
-        self.cuda().map(|cuda_rank| TimedBlocks::new(&cuda_rank.timing, timed))
+    /// Returns the thread blocks of an operation that follows in a stream of a GPU, or in the graph
+    /// that the stream captures; `None` in host memory, and where the driver refuses. `timed` tells
+    /// whether a profiler asks for their times.
+    pub fn timed_blocks(&self, stream: &Stream, timed: bool) -> Option<TimedBlocks> {
+        let (cuda_rank, Stream::Cuda(on)) = (self.cuda()?, stream) else { return None };
+        if !stream.is_capturing() {
+            return Some(TimedBlocks::new(&cuda_rank.timing, timed));
+        }
+        let graph = cuda_rank.life_of_graph(*on).ok()?;
+        Some(TimedBlocks::captured(&cuda_rank.timing, timed, graph))
     }
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,

@@ -137,6 +137,15 @@ pub trait Runs: Send + Sync {
     fn begin(&self, number: u64) -> Box<dyn Send>;
 }
 
+/// The runs of an operation that a graph on a GPU has captured.
+pub trait Replayed: Send {
+    /// Returns when each channel began and ended, in ns, in the next run that has ended; `None` if
+    /// none has, or if it began at `before_ns` or later. Runs that came too fast are left out.
+    fn next(&mut self, before_ns: u64) -> Option<Vec<(u64, u64)>>;
+    /// Returns whether no run will follow, as the graph is gone.
+    fn is_over(&self) -> bool;
+}
+
 /// A follower of the messages of a lane. [`note`](Self::note) and [`end`](Self::end) may never
 /// return: nobody may wait for a lock that the caller holds.
 pub trait Follower: Send {

@@ -34,6 +34,14 @@ impl Operation {
         one.into_iter().chain(more.iter().map(|(programs, call)| (programs, call)))
     }
 
+    /// Returns the number of its collectives or transfers; 0 for a one-sided operation.
+    pub fn parts(&self) -> usize {
+        match self {
+            Operation::Exchange(transfers) => transfers.list.len(),
+            operation => operation.collectives().count(),
+        }
+    }
+
     /// Makes a batch of collectives, which nothing else has yet, and another one.
     pub fn batch(&mut self, other: Self) -> Result<()> {
         let unfit = || Error::Internal { what: "a batch of other operations".to_owned() };

@@ -263,7 +263,7 @@ fn library_headers() -> [Header; 4] {
 }
 
 /// The structures that kernels take or point to.
-const KERNEL_TYPES: [&str; 21] = [
+const KERNEL_TYPES: [&str; 23] = [
     "Run",
     "Control",
     "Counters",
@@ -285,6 +285,8 @@ const KERNEL_TYPES: [&str; 21] = [
     "Shared",
     "Maps",
     "Stamp",
+    "BlockRun",
+    "CapturedBlock",
 ];
 
 fn all_headers() -> impl Iterator<Item = Header> {

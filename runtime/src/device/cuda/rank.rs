@@ -564,7 +564,7 @@ impl CudaRank {
             launch()
         };
         let launched = match self.order().as_mut() {
-            Some(order) => order.launch(stream, |graph| self.keep(graph, None), launch),
+            Some(order) => order.launch(stream, |graph| self.keep(graph, None, None), launch),
             None => Err(Error::Internal { what: "no order".to_owned() }),
         };
         let number = launched.inspect_err(|error| {
@@ -630,12 +630,23 @@ impl CudaRank {
         unsafe { cu!(cuMemsetD8Async(self.view.common, abi::FAULT_ABORTED as u8, 1, stream)) }
     }
 
-    /// Makes a graph hold this `CudaRank`, and a registered buffer of the rank, until the graph is
-    /// destroyed.
+    /// Returns what is there for as long as the graph is into which a stream is captured. The graph
+    /// holds this `CudaRank` meanwhile.
+    pub fn life_of_graph(self: &Arc<Self>, stream: Stream) -> Result<Weak<()>> {
+        let _context = self.gpu.enter()?;
+        let Some(graph) = order::graph_of(stream)? else { return Ok(Weak::new()) };
+        let life = Arc::new(());
+        let watched = Arc::downgrade(&life);
+        self.keep(graph, None, Some(life)).map(|()| watched)
+    }
+
+    /// Makes a graph hold this `CudaRank`, a registered buffer of the rank, and a sign of life,
+    /// until the graph is destroyed.
     pub(in crate::device::cuda) fn keep(
         self: &Arc<Self>,
         graph: CUgraph,
         buffer: Option<Key>,
+        _life: Option<Arc<()>>,
     ) -> Result<()> {
         unsafe extern "C" fn release(held: *mut c_void) {
             // SAFETY: `held` is what `keep` gave away. CUDA is not called here: the reaper drops
@@ -648,7 +659,7 @@ impl CudaRank {
             reaper::retire_graph_ref(held.cuda_rank);
         }
         self.graphs.fetch_add(1, Ordering::AcqRel);
-        let held = Box::into_raw(Box::new(Held { cuda_rank: self.clone(), buffer }));
+        let held = Box::into_raw(Box::new(Held { cuda_rank: self.clone(), buffer, _life }));
         let mut object = null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
@@ -680,6 +691,7 @@ fn few_queues() -> bool {
 struct Held {
     cuda_rank: Arc<CudaRank>,
     buffer: Option<Key>,
+    _life: Option<Arc<()>>,
 }
 
 /// The longest time that the end of a communicator waits for a busy GPU.

@@ -12,13 +12,14 @@ mod functions;
 mod messages;
 mod net_events;
 mod operation;
+mod replays;
 
 use super::load::Kind;
 use super::{Facts, Plugin, checked, logger, result_name};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
-use crate::op::follow::{Look, Runs, Watcher};
+use crate::op::follow::{Look, Replayed, Runs, Watcher};
 use crate::op::{Call, Operation, Transfer};
 use crate::proxy::{self, CurrentCall, LIMIT, Serve, Worker};
 use calls::{Function, Looks, UnderWay};
@@ -26,10 +27,11 @@ use functions::*;
 use messages::{Followed, MESSAGES, Messages, Numbered};
 pub(super) use net_events::net_event;
 pub(crate) use operation::Running;
-use operation::{OneRun, Replays, Route, datatype, direction, function};
+use operation::{OneRun, Route, datatype, direction, function};
 use oxccl_plan::Collective;
 use oxccl_plugin_abi::ncclResult_t;
 use oxccl_plugin_abi::profiler::*;
+use replays::{InGraph, Replays};
 use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::ffi::{CString, c_int, c_void};
@@ -84,6 +86,8 @@ struct Instance {
     /// Those that had ended at the last look, with the times of their channels: what they have
     /// noted of messages may be seen later than that.
     ended: Mutex<Vec<Ended>>,
+    /// Operations in graphs of a GPU.
+    replayed: Mutex<Vec<InGraph>>,
     /// The operations by their numbers, for those who know of messages only that.
     numbered: Numbered,
     /// The lanes of GPUs with ranks of other hosts.
@@ -167,6 +171,7 @@ impl Instance {
             _name: name,
             followed: Mutex::default(),
             ended: Mutex::default(),
+            replayed: Mutex::default(),
             numbered: Numbered::default(),
             looked_at: Mutex::default(),
             numbers: Default::default(),
@@ -220,6 +225,11 @@ impl Instance {
     /// whether there were any.
     fn end_followed(&self) -> bool {
         let mut ended: Vec<_> = std::iter::from_fn(|| self.take_ended()).collect();
+        let replayed = self.take_replayed();
+        if !replayed.is_empty() {
+            ended.extend(replayed);
+            ended.sort_by_key(|ended| ended.times.first().map_or(0, |(begun_ns, _)| *begun_ns));
+        }
         let mut moved = !ended.is_empty();
         let mut looked_at = self.looked_at();
         for (followed, look) in looked_at.iter_mut() {
@@ -232,8 +242,9 @@ impl Instance {
         if waits {
             self.ended().append(&mut ended);
         }
-        for (mut running, times) in before.into_iter().chain(ended) {
+        for Ended { mut running, times, _group } in before.into_iter().chain(ended) {
             running.begin(|channel| times.get(usize::from(channel)).copied());
+            drop(running);
         }
         moved
     }
@@ -246,7 +257,7 @@ impl Instance {
     fn take_ended(&self) -> Option<Ended> {
         let mut followed = self.followed();
         let times = followed.front_mut().and_then(|(_, times)| times())?;
-        followed.pop_front().map(|(running, _)| (running, times))
+        followed.pop_front().map(|(running, _)| Ended { running, times, _group: None })
     }
 
     fn complain(&self, function: Function, result: ncclResult_t) {
@@ -324,11 +335,19 @@ struct Keeper {
     current: Arc<CurrentCall>,
 }
 
-/// An operation that has ended, and when each of its channels began and ended, in ns.
-type Ended = (Running, Vec<(u64, u64)>);
+/// An operation that has ended.
+struct Ended {
+    running: Running,
+    times: ChannelTimes,
+    /// The group of a run of a graph, which ends last.
+    _group: Option<Event>,
+}
 
-/// Returns when each channel of an operation began and ended, in ns, once the operation has ended.
-type Times = Box<dyn FnMut() -> Option<Vec<(u64, u64)>> + Send>;
+/// When each channel of an operation began and ended, in ns.
+type ChannelTimes = Vec<(u64, u64)>;
+
+/// Returns the times of an operation's channels once the operation has ended.
+type Times = Box<dyn FnMut() -> Option<ChannelTimes> + Send>;
 
 impl Serve for Keeper {
     fn poll(&mut self) -> bool {
@@ -337,7 +356,8 @@ impl Serve for Keeper {
 
     fn has_tasks(&self) -> bool {
         let is_open = || self.instance.looked_at().iter().any(|(lane, _)| lane.is_open());
-        !self.instance.followed().is_empty() || !self.instance.ended().is_empty() || is_open()
+        let any = !self.instance.followed().is_empty() || !self.instance.ended().is_empty();
+        any || !self.instance.replayed().is_empty() || is_open()
     }
 
     fn is_urgent(&self) -> bool {
@@ -358,6 +378,7 @@ impl Drop for Keeper {
         // Dropped outside of the lock: the plugin hears of it.
         let lost = std::mem::take(&mut *self.instance.followed());
         drop(lost);
+        self.instance.replayed().clear();
         let Instance { plugin, context, calls, stuck, .. } = &*self.instance;
         // Events that are still open belong to work that waits in streams: they are lost.
         calls.close();
@@ -570,7 +591,7 @@ impl Calls {
     pub(crate) fn follow(
         &self,
         running: Running,
-        times: impl FnMut() -> Option<Vec<(u64, u64)>> + Send + 'static,
+        times: impl FnMut() -> Option<ChannelTimes> + Send + 'static,
     ) {
         self.instance.followed().push_back((running, Box::new(times)));
         self.worker.wake_if_idle();
@@ -587,6 +608,32 @@ impl Calls {
         calls: &[Reported],
     ) -> Running {
         self.instance.operation(operation, routes, channels, (self.group(), calls))
+    }
+
+    /// Has the events of an operation that a graph on a GPU has captured begin and end with each
+    /// run of the graph. The rest is as for [`operation`](Self::operation).
+    pub(crate) fn replays(
+        &self,
+        operation: Operation,
+        routes: Vec<Route>,
+        calls: &[Reported],
+        (numbers, runs): (Vec<Range<u8>>, Box<dyn Replayed>),
+    ) {
+        let replays = Arc::new(self.replays_of(operation, routes, calls, numbers));
+        self.instance.replayed().push(InGraph { replays, runs });
+        self.worker.wake_if_idle();
+    }
+
+    fn replays_of(
+        &self,
+        operation: Operation,
+        routes: Vec<Route>,
+        calls: &[Reported],
+        numbers: Vec<Range<u8>>,
+    ) -> Replays {
+        let of_group = Reported(handle(self.api.as_ref()));
+        let (instance, calls) = (Arc::downgrade(&self.instance), calls.to_vec());
+        Replays { instance, operation, routes, numbers, of_group, calls }
     }
 
     /// Begins the group of operations, of which nothing else is asked for.
@@ -616,10 +663,10 @@ impl Calls {
                 .has_events()
                 .then(|| -> Arc<dyn Runs> { Arc::new(OneRun::of(running)) });
         }
-        let of_group = Reported(handle(self.api.as_ref()));
-        let instance = Arc::downgrade(&self.instance);
-        let (operation, calls) = (operation.clone(), calls.to_vec());
-        let replays = Replays { instance, operation, routes, of_group, calls };
-        self.instance.wants(GROUP | BELOW_GROUP).then(|| -> Arc<dyn Runs> { Arc::new(replays) })
+        let replays = || -> Arc<dyn Runs> {
+            let numbers = vec![0..1; operation.parts()];
+            Arc::new(self.replays_of(operation.clone(), routes, calls, numbers))
+        };
+        self.instance.wants(GROUP | BELOW_GROUP).then(replays)
     }
 }

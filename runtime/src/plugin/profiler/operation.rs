@@ -2,7 +2,7 @@
 
 use super::functions::*;
 use super::messages::{MESSAGES, OpEvents};
-use super::{BELOW_GROUP, BELOW_OPERATION, CHANNELS, Event, Instance, Reported, handle};
+use super::{BELOW_GROUP, BELOW_OPERATION, CHANNELS, Event, Instance, Reported};
 use crate::op::follow::Runs;
 use crate::op::{Call, Operation, Programs, Transfer};
 use oxccl_plan::generate::GENERATORS;
@@ -13,7 +13,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// The number of channels that are told apart: plugins have room for so many (NVIDIA's example for
@@ -36,30 +36,6 @@ impl Runs for OneRun {
     fn begin(&self, number: u64) -> Box<dyn Send> {
         let running = self.0.lock().unwrap_or_else(|e| e.into_inner()).take();
         Box::new(running.map(|running| running.begun(number)))
-    }
-}
-
-/// An operation in host memory that a graph has captured, whose events begin and end with each run
-/// of the graph, as with NCCL.
-pub(super) struct Replays {
-    pub(super) instance: Weak<Instance>,
-    pub(super) operation: Operation,
-    pub(super) routes: Vec<Route>,
-    // The events of the calls that were captured have ended; plugins keep what refers to them.
-    pub(super) of_group: Reported,
-    pub(super) calls: Vec<Reported>,
-}
-
-impl Runs for Replays {
-    fn begin(&self, number: u64) -> Box<dyn Send> {
-        let instance = self.instance.upgrade();
-        Box::new(instance.map(|instance| {
-            let group = instance.begin_group(self.of_group.0);
-            let of = (handle(group.as_ref()), self.calls.as_slice());
-            let running = instance.operation(&self.operation, &self.routes, &|_| 0..1, of);
-            // The group ends last.
-            (running.begun(number), group)
-        }))
     }
 }
 
@@ -179,7 +155,7 @@ impl Running {
     }
 
     /// Returns the operation as one that begins to move data now, with this number.
-    fn begun(mut self, number: u64) -> Self {
+    pub(super) fn begun(mut self, number: u64) -> Self {
         self.called(number);
         let begun_ns = now_ns();
         self.begin(|_| Some((begun_ns, 0)));

@@ -59,7 +59,7 @@ pub fn collective(
             cuda_rank.fail(error);
         }
     })?;
-    argument.followed = launch.blocks.is_some().into();
+    argument.followed = launch.is_followed().into();
     let function = cuda_rank.functions.edges[call.dtype as usize];
     let lanes = call.count.div_ceil(argument.share_elems).max(1) as u32;
     let shape = (lanes, abi::BLOCK_THREADS as u32);

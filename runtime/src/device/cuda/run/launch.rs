@@ -48,6 +48,11 @@ pub struct Launch<'a> {
 }
 
 impl Launch<'_> {
+    /// Returns whether kernels tell a profiler of messages: in a graph they have no number.
+    pub fn is_followed(&self) -> bool {
+        self.blocks.is_some() && self.number.is_some()
+    }
+
     /// Launches a kernel of the operation.
     ///
     /// # Safety
@@ -477,7 +482,7 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], launch: &Launch<'
         queues: [0; abi::QUEUES],
         first: [0; abi::QUEUE_BOUNDS],
         count: queues.len() as u32,
-        followed: launch.blocks.is_some().into(),
+        followed: launch.is_followed().into(),
     };
     let mut messages = Vec::new();
     for (index, (queue, of_queue)) in queues.iter().enumerate() {

@@ -2,6 +2,7 @@
 //! take.
 
 pub mod batch;
+pub mod captured;
 pub mod chunks;
 pub mod edges;
 pub mod engines;

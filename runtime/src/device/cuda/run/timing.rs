@@ -3,12 +3,13 @@
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::device::cuda::event::Event;
 use crate::device::cuda::memory::pool::Block;
+use crate::device::cuda::run::captured::{Captured, CapturedBlocks};
 use crate::device::cuda::stream::Stream;
 use crate::error::Result;
 use oxccl_kernels::abi;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// The most thread blocks of an operation whose times are told: those of a launch that sends to as
 /// many ranks as it can, and receives from them. Profilers number channels by 8 bits.
@@ -52,6 +53,7 @@ impl Drop for Mark {
 pub struct Timing {
     /// `None` where nobody asks for times, or the driver has no memory for them.
     stamps: OnceLock<Stamps>,
+    captured: OnceLock<Captured>,
     /// Marks to use again: making one takes longer than using it.
     marks: Mutex<Vec<Mark>>,
 }
@@ -83,7 +85,17 @@ impl Timing {
         let (_context, _relaxed) = (gpu.enter()?, Relaxed::begin()?);
         let block = Block::on_host(gpu, SLOTS as usize * SLOT_BYTES as usize)?;
         self.keep(block.at(), Box::new(block));
+        self.keep_captured(Captured::allocate(gpu)?);
         Ok(())
+    }
+
+    /// Returns the times of blocks in graphs; `None` as for the others.
+    pub fn captured(&self) -> Option<&Captured> {
+        self.captured.get()
+    }
+
+    pub(super) fn keep_captured(&self, captured: Captured) {
+        self.captured.get_or_init(|| captured);
     }
 
     fn keep(&self, at: u64, _memory: Box<dyn Send + Sync>) {
@@ -112,13 +124,17 @@ impl Timing {
     }
 }
 
+/// The graph of a captured operation, which is gone once this is, and the places of its launches.
+type InGraph = Option<(Weak<()>, RefCell<Vec<Range<u32>>>)>;
+
 /// The thread blocks of an operation, for a profiler that is told when it has ended, and may ask
 /// for their times.
 pub struct TimedBlocks {
     timing: Arc<Timing>,
     asked: bool,
-    /// `None` if there is no memory, or no slot is free.
+    /// `None` if there is no memory, or no slot is free, and in graphs.
     slot: Option<u32>,
+    in_graph: InGraph,
     /// The blocks of all launches so far.
     count: Cell<u32>,
     /// The blocks of each queue of messages in each launch, in their order.
@@ -132,14 +148,30 @@ impl TimedBlocks {
     /// profiler asks for times.
     pub fn new(timing: &Arc<Timing>, asked: bool) -> Self {
         let slot = timing.stamps.get().and_then(|stamps| stamps.free().pop());
-        let (count, queues, of_transfers) = Default::default();
-        Self { timing: timing.clone(), asked, slot, count, queues, of_transfers }
+        Self::with(timing, asked, (slot, None))
     }
 
-    /// Counts the blocks of a launch that follows; returns the address of their [`abi::Stamp`]s, 0
-    /// if no times are told.
+    /// Returns those of an operation that a graph captures, as [`new`](Self::new) does. `graph` is
+    /// gone once the graph is.
+    pub fn captured(timing: &Arc<Timing>, asked: bool, graph: Weak<()>) -> Self {
+        Self::with(timing, asked, (None, Some((graph, RefCell::default()))))
+    }
+
+    fn with(timing: &Arc<Timing>, asked: bool, (slot, in_graph): (Option<u32>, InGraph)) -> Self {
+        let (count, queues, of_transfers) = Default::default();
+        Self { timing: timing.clone(), asked, slot, in_graph, count, queues, of_transfers }
+    }
+
+    /// Counts the blocks of a launch that follows; returns what its kernel is told of
+    /// [`abi::Stamp`]s or [`abi::CapturedBlock`]s, 0 if no times are told.
     pub fn add(&self, blocks: u32) -> u64 {
         let first = self.count.replace(self.count.get() + blocks);
+        if let Some((_, launches)) = &self.in_graph {
+            let taken = self.timing.captured().and_then(|captured| captured.take(blocks));
+            let Some((places, told)) = taken else { return 0 };
+            launches.borrow_mut().push(places);
+            return told;
+        }
         let Some(slot) = self.slot() else { return 0 };
         let at = slot + u64::from(first) * size_of::<abi::Stamp>() as u64;
         let stamps = std::ptr::with_exposed_provenance_mut::<abi::Stamp>(at as usize);
@@ -176,6 +208,30 @@ impl TimedBlocks {
         *self.of_transfers.borrow_mut() = blocks.collect();
     }
 
+    /// Returns whether all blocks of the launches so far tell their times.
+    pub fn have_times(&self) -> bool {
+        let blocks_of = |launches: &RefCell<Vec<Range<u32>>>| {
+            launches.borrow().iter().map(|places| places.end - places.start).sum::<u32>()
+        };
+        let count = self.count.get();
+        match &self.in_graph {
+            Some((_, launches)) => {
+                (1..=MOST_BLOCKS).contains(&count) && blocks_of(launches) == count
+            }
+            None => self.slot().is_some(),
+        }
+    }
+
+    /// Returns what reads the times of a captured operation in each run of its graph; `None` if
+    /// none are told.
+    pub fn into_captured(mut self) -> Option<CapturedBlocks> {
+        if !self.have_times() {
+            return None;
+        }
+        let (graph, launches) = self.in_graph.take()?;
+        Some(CapturedBlocks::new(self.timing.clone(), graph, launches.take()))
+    }
+
     /// Returns the address of the slot; `None` if no times are told.
     fn slot(&self) -> Option<u64> {
         let slot = self.slot.filter(|_| self.count.get() <= MOST_BLOCKS)?;
@@ -185,7 +241,7 @@ impl TimedBlocks {
     /// Returns the numbers of the blocks that carry out a part of the operation: a collective of a
     /// batch, or a transfer. None if the profiler asks for times and will not be told any.
     pub fn of(&self, part: usize) -> Range<u8> {
-        if self.asked && self.slot().is_none() {
+        if self.asked && !self.have_times() {
             return 0..0;
         }
         let of_transfers = self.of_transfers.borrow();

@@ -129,7 +129,7 @@ impl CudaRank {
         };
         let key = self.hold(base, len)?;
         if let Some(graph) = graph.filter(|_| registers) {
-            self.keep(graph, Some(key)).ok()?;
+            self.keep(graph, Some(key), None).ok()?;
         }
         Some((key, base))
     }

@@ -1,0 +1,79 @@
+//! The events of operations in graphs, for each run of the graph.
+
+use super::operation::{Route, Running};
+use super::{ChannelTimes, Ended, Event, Instance, Reported, handle};
+use crate::op::Operation;
+use crate::op::follow::{Replayed, Runs};
+use std::ops::Range;
+use std::sync::{Arc, MutexGuard, Weak};
+
+/// An operation that a graph has captured, whose events begin and end with each run of the graph,
+/// as with NCCL.
+pub(super) struct Replays {
+    pub(super) instance: Weak<Instance>,
+    pub(super) operation: Operation,
+    pub(super) routes: Vec<Route>,
+    /// The numbers of the channels of each of its collectives or transfers.
+    pub(super) numbers: Vec<Range<u8>>,
+    // The events of the calls that were captured have ended; plugins keep what refers to them.
+    pub(super) of_group: Reported,
+    pub(super) calls: Vec<Reported>,
+}
+
+impl Replays {
+    /// Begins the events of a run, and of its group, which ends last; `None` once the profiler has
+    /// ended.
+    pub(super) fn begin_run(&self) -> Option<(Running, Option<Event>)> {
+        let instance = self.instance.upgrade()?;
+        let group = instance.begin_group(self.of_group.0);
+        let of = (handle(group.as_ref()), self.calls.as_slice());
+        let channels = |i: usize| self.numbers.get(i).cloned().unwrap_or_default();
+        Some((instance.operation(&self.operation, &self.routes, &channels, of), group))
+    }
+}
+
+impl Runs for Replays {
+    fn begin(&self, number: u64) -> Box<dyn Send> {
+        Box::new(self.begin_run().map(|(running, group)| (running.begun(number), group)))
+    }
+}
+
+/// An operation in a graph on a GPU.
+pub(super) struct InGraph {
+    pub(super) replays: Arc<Replays>,
+    /// Tells of its runs.
+    pub(super) runs: Box<dyn Replayed>,
+}
+
+impl Instance {
+    pub(super) fn replayed(&self) -> MutexGuard<'_, Vec<InGraph>> {
+        self.replayed.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Takes the runs of operations in graphs that have ended.
+    pub(super) fn take_replayed(&self) -> Vec<Ended> {
+        let mut replayed = self.replayed();
+        let are_over: Vec<_> = replayed.iter().map(|of| of.runs.is_over()).collect();
+        let mut all: Vec<(Arc<Replays>, ChannelTimes)> = Vec::new();
+        // What began before the latest one that was seen to have ended has ended by now, and is
+        // told before it.
+        let mut before_ns = u64::MAX;
+        for _ in 0..2 {
+            for InGraph { replays, runs } in replayed.iter_mut() {
+                let ended = std::iter::from_fn(|| runs.next(before_ns));
+                all.extend(ended.map(|times| (replays.clone(), times)));
+            }
+            let begun_ns = all.iter().filter_map(|(_, times)| times.first()).map(|times| times.0);
+            before_ns = begun_ns.max().unwrap_or(0);
+        }
+        let mut are_over = are_over.into_iter();
+        replayed.retain(|_| !are_over.next().unwrap_or_default());
+        // The plugin is called without the lock.
+        drop(replayed);
+        let begin = |(replays, times): (Arc<Replays>, ChannelTimes)| {
+            let (running, _group) = replays.begin_run()?;
+            Some(Ended { running, times, _group })
+        };
+        all.into_iter().filter_map(begin).collect()
+    }
+}
