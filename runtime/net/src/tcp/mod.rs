@@ -605,11 +605,12 @@ mod tests {
             let request = unsafe { receiver.irecv(room, ROOM, 0, Region::default()) };
             request.unwrap().unwrap()
         };
-        for len in [0, 1, 16, 4096, (64 << 10) + 16] {
+        // One that is not small takes another one behind one that is.
+        for (len, reads) in [(0, 1), (1, 1), (252, 1), (253, 2), (4096, 1), ((64 << 10) + 16, 1)] {
             let request = offer(&mut receiver, 0);
             assert_eq!(receiver.test(request).unwrap(), None);
             stream.put(&bytes(3, len));
-            assert_eq!((receiver.test(request).unwrap(), stream.reads()), (Some(len), 1));
+            assert_eq!((receiver.test(request).unwrap(), stream.reads()), (Some(len), reads));
         }
         let requests: Vec<_> = (0..MAX).map(|number| offer(&mut receiver, number)).collect();
         (0..MAX).for_each(|number| stream.put(&bytes(number as u8, 100)));

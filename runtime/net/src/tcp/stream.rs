@@ -14,8 +14,8 @@ const HEADER: usize = 4;
 /// header. What is read beyond a shorter message is copied once more.
 const AHEAD: usize = (64 << 10) + 16;
 
-/// The most bytes, with the length, that are sent from one piece of memory: the system takes
-/// 0.25 µs longer for a list of pieces, and a copy of so few bytes less.
+/// The most bytes, with the length, that are sent from one piece of memory, or received into one:
+/// the system takes 0.25 µs longer for a list of pieces, and a copy of so few bytes less.
 const SMALL: usize = 256;
 
 struct Outgoing {
@@ -244,6 +244,8 @@ pub struct TcpReceiver<S> {
     closed: bool,
     /// True if a message is read along with its length.
     ahead: bool,
+    /// True if the latest message was small.
+    small: bool,
     /// The socket, until its other direction is taken.
     reverse: Option<TcpSocket>,
 }
@@ -272,6 +274,7 @@ impl<S: Read> TcpReceiver<S> {
             before: 0,
             closed: false,
             ahead,
+            small: false,
             reverse: None,
         }
     }
@@ -293,6 +296,16 @@ impl<S: Read> TcpReceiver<S> {
     fn read(&mut self, unknown: usize, known: usize) -> Result<bool> {
         let Some(front) = self.posted.front_mut() else { return Ok(false) };
         let began = front.received > 0;
+        if self.ahead && self.small && !began && self.used == self.surplus.len() {
+            // Into one piece of memory, as for what is sent; a larger message takes one more read.
+            self.surplus.resize(SMALL, 0);
+            let came = number_of(self.stream.read(&mut self.surplus));
+            self.surplus.truncate(came.as_ref().map_or(0, |came| came.unwrap_or(0)));
+            self.used = 0;
+            if self.surplus.is_empty() {
+                return self.not_ended(came?, began);
+            }
+        }
         let surplus = &self.surplus[self.used..];
         let read = if surplus.is_empty() {
             let unknown = if self.ahead { unknown.min(AHEAD) } else { 0 };
@@ -363,6 +376,7 @@ impl<S: Read> TcpReceiver<S> {
             self.surplus.extend(read);
             self.used = 0;
         }
+        self.small = HEADER + len <= SMALL;
         self.sizes.push_back(Some(len));
         self.posted.pop_front();
         Ok(())
@@ -465,6 +479,7 @@ impl<S: Read + Send> Divided for TcpReceiver<S> {
                 return Ok(false);
             }
         }
+        self.small = false;
         self.posted.pop_front();
         self.before += 1;
         // The next message may be there already.
