@@ -1111,14 +1111,14 @@ typedef struct BlockTime {
 
 // A run of a thread block in a graph, in memory of the host.
 typedef struct BlockRun {
-  // Its beginning.
+  // The time at which it began.
   BlockTime begun;
-  // The end of all of its threads.
+  // The time at which all of its threads had ended.
   BlockTime ended;
 } BlockRun;
 
-// What a thread block in a graph needs to tell its times, in memory of the GPU. A kernel in a
-// graph has as its second argument the address of those of its blocks, plus one.
+// The count of a thread block's runs in a graph and the place of their times, in memory of the
+// GPU. A kernel in a graph has as its second argument the address of those of its blocks, plus one.
 typedef struct CapturedBlock {
   // The address of its last [`KEPT_RUNS`] runs, by their numbers modulo that.
   uint64_t at;

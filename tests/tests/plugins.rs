@@ -195,7 +195,7 @@ fn our_tcp_transport_works_as_a_plugin() {
     }
 }
 
-/// Where no variable names them: one library of each kind on the library path.
+/// One library of each kind is on the library path, and no variable names it.
 #[test]
 fn installed_plugins_are_found_by_nccls_names() {
     let kinds = [("net", 12), ("tuner", 6), ("profiler", 7), ("env", 2)];

@@ -389,14 +389,14 @@ pub struct BlockTime {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockRun {
-    /// Its beginning.
+    /// The time at which it began.
     pub begun: BlockTime,
-    /// The end of all of its threads.
+    /// The time at which all of its threads had ended.
     pub ended: BlockTime,
 }
 
-/// What a thread block in a graph needs to tell its times, in memory of the GPU. A kernel in a
-/// graph has as its second argument the address of those of its blocks, plus one.
+/// The count of a thread block's runs in a graph and the place of their times, in memory of the
+/// GPU. A kernel in a graph has as its second argument the address of those of its blocks, plus one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CapturedBlock {
