@@ -1118,7 +1118,7 @@ typedef struct BlockRun {
 } BlockRun;
 
 // The count of a thread block's runs in a graph and the place of their times, in memory of the
-// GPU. A kernel in a graph has as its second argument the address of those of its blocks, plus one.
+// GPU. The second argument of a kernel in a graph is the address of those of its blocks, plus one.
 typedef struct CapturedBlock {
   // The address of its last [`KEPT_RUNS`] runs, by their numbers modulo that.
   uint64_t at;

@@ -396,7 +396,7 @@ pub struct BlockRun {
 }
 
 /// The count of a thread block's runs in a graph and the place of their times, in memory of the
-/// GPU. A kernel in a graph has as its second argument the address of those of its blocks, plus one.
+/// GPU. The second argument of a kernel in a graph is the address of those of its blocks, plus one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CapturedBlock {
