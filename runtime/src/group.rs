@@ -145,16 +145,19 @@ impl Events {
         };
         let number = executor.next_number();
         // How many channels there are is known once the operation is launched.
-        submit(operation.clone(), Told::Blocks(&blocks))?;
+        let submitted = submit(operation.clone(), Told::Blocks(&blocks));
         if captured {
-            let numbers = (0..operation.parts()).map(|part| blocks.of(part)).collect();
-            match blocks.into_captured() {
-                Some(runs) => calls.replays(operation, routes, reported, (numbers, Box::new(runs))),
+            if submitted.is_ok() && !blocks.have_times() {
                 // Nothing tells of its runs.
-                None => drop(report(&operation, &|_| 0..0)),
+                drop(report(&operation, &|_| 0..0));
             }
-            return Ok(());
+            let numbers = (0..operation.parts()).map(|part| blocks.of(part)).collect();
+            if let Some(runs) = blocks.into_captured() {
+                calls.replays(operation, routes, reported, (numbers, Box::new(runs)));
+            }
+            return submitted;
         }
+        submitted?;
         let running = report(&operation, &|part| blocks.of(part));
         let needs_mark = blocks.need_mark();
         let marks = needs_mark && (running.has_events() || blocks.have_slot());

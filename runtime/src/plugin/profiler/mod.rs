@@ -31,7 +31,7 @@ use operation::{OneRun, Route, datatype, direction, function};
 use oxccl_plan::Collective;
 use oxccl_plugin_abi::ncclResult_t;
 use oxccl_plugin_abi::profiler::*;
-use replays::{InGraph, Replays};
+use replays::{InGraph, Replays, merge};
 use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::ffi::{CString, c_int, c_void};
@@ -227,8 +227,9 @@ impl Instance {
         let mut ended: Vec<_> = std::iter::from_fn(|| self.take_ended()).collect();
         let replayed = self.take_replayed();
         if !replayed.is_empty() {
-            ended.extend(replayed);
-            ended.sort_by_key(|ended| ended.times.first().map_or(0, |(begun_ns, _)| *begun_ns));
+            // What ran before one of these has ended by now.
+            ended.extend(std::iter::from_fn(|| self.take_ended()));
+            ended = merge(ended, replayed);
         }
         let mut moved = !ended.is_empty();
         let mut looked_at = self.looked_at();
@@ -242,10 +243,7 @@ impl Instance {
         if waits {
             self.ended().append(&mut ended);
         }
-        for Ended { mut running, times, _group } in before.into_iter().chain(ended) {
-            running.begin(|channel| times.get(usize::from(channel)).copied());
-            drop(running);
-        }
+        before.into_iter().chain(ended).for_each(Ended::tell);
         moved
     }
 
@@ -257,7 +255,7 @@ impl Instance {
     fn take_ended(&self) -> Option<Ended> {
         let mut followed = self.followed();
         let times = followed.front_mut().and_then(|(_, times)| times())?;
-        followed.pop_front().map(|(running, _)| Ended { running, times, _group: None })
+        followed.pop_front().map(|(running, _)| Ended { what: What::Begun(running), times })
     }
 
     fn complain(&self, function: Function, result: ncclResult_t) {
@@ -337,10 +335,35 @@ struct Keeper {
 
 /// An operation that has ended.
 struct Ended {
-    running: Running,
+    what: What,
     times: ChannelTimes,
-    /// The group of a run of a graph, which ends last.
-    _group: Option<Event>,
+}
+
+/// Whose end an [`Ended`] is.
+enum What {
+    /// That of an operation whose events began with its launch.
+    Begun(Running),
+    /// That of a run of an operation in a graph, whose events begin when it is told.
+    Run(Arc<Replays>),
+}
+
+impl Ended {
+    /// Returns when the first channel began, in ns; `None` if no times are known.
+    fn begun_ns(&self) -> Option<u64> {
+        self.times.first().map(|(begun_ns, _)| *begun_ns)
+    }
+
+    /// Tells the plugin of the channels, and ends all events.
+    fn tell(self) {
+        let begun = match self.what {
+            What::Begun(running) => Some((running, None)),
+            What::Run(replays) => replays.begin_run(),
+        };
+        // The group ends last.
+        let Some((mut running, _group)) = begun else { return };
+        running.begin(|channel| self.times.get(usize::from(channel)).copied());
+        drop(running);
+    }
 }
 
 /// When each channel of an operation began and ended, in ns.

@@ -1,7 +1,7 @@
 //! The events of operations in graphs, for each run of the graph.
 
 use super::operation::{Route, Running};
-use super::{ChannelTimes, Ended, Event, Instance, Reported, handle};
+use super::{Ended, Event, Instance, Reported, What, handle};
 use crate::op::Operation;
 use crate::op::follow::{Replayed, Runs};
 use std::ops::Range;
@@ -50,30 +50,39 @@ impl Instance {
         self.replayed.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Takes the runs of operations in graphs that have ended.
+    /// Takes the runs of operations in graphs that have ended, each with the times of its channels.
     pub(super) fn take_replayed(&self) -> Vec<Ended> {
         let mut replayed = self.replayed();
         let are_over: Vec<_> = replayed.iter().map(|of| of.runs.is_over()).collect();
-        let mut all: Vec<(Arc<Replays>, ChannelTimes)> = Vec::new();
+        let mut all: Vec<Ended> = Vec::new();
         // What began before the latest one that was seen to have ended has ended by now, and is
         // told before it.
         let mut before_ns = u64::MAX;
         for _ in 0..2 {
             for InGraph { replays, runs } in replayed.iter_mut() {
                 let ended = std::iter::from_fn(|| runs.next(before_ns));
-                all.extend(ended.map(|times| (replays.clone(), times)));
+                let run = |times| Ended { what: What::Run(replays.clone()), times };
+                all.extend(ended.map(run));
             }
-            let begun_ns = all.iter().filter_map(|(_, times)| times.first()).map(|times| times.0);
-            before_ns = begun_ns.max().unwrap_or(0);
+            before_ns = all.iter().filter_map(Ended::begun_ns).max().unwrap_or(0);
         }
         let mut are_over = are_over.into_iter();
         replayed.retain(|_| !are_over.next().unwrap_or_default());
-        // The plugin is called without the lock.
-        drop(replayed);
-        let begin = |(replays, times): (Arc<Replays>, ChannelTimes)| {
-            let (running, _group) = replays.begin_run()?;
-            Some(Ended { running, times, _group })
-        };
-        all.into_iter().filter_map(begin).collect()
+        all
     }
+}
+
+/// Puts runs of graphs between other operations, which are in their order, by the times at which
+/// they began.
+pub(super) fn merge(operations: Vec<Ended>, runs: Vec<Ended>) -> Vec<Ended> {
+    // One without times stays behind the one before it.
+    let mut latest_ns = 0;
+    let operations = operations.into_iter().map(|ended| {
+        latest_ns = ended.begun_ns().unwrap_or(latest_ns).max(latest_ns);
+        (latest_ns, ended)
+    });
+    let mut all: Vec<_> = operations.collect();
+    all.extend(runs.into_iter().map(|run| (run.begun_ns().unwrap_or(0), run)));
+    all.sort_by_key(|(begun_ns, _)| *begun_ns);
+    all.into_iter().map(|(_, ended)| ended).collect()
 }

@@ -7,7 +7,6 @@ use crate::device::cuda::start::upload;
 use crate::error::Result;
 use crate::op::follow::Replayed;
 use oxccl_kernels::abi;
-use std::collections::HashMap;
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -30,29 +29,38 @@ pub struct Captured {
     places: Mutex<Places>,
 }
 
-/// The places that no graph has.
-#[derive(Default)]
-struct Places {
-    /// The number of places that were ever taken.
-    used: u32,
-    /// The first of places in a row that were given back, by the number of places.
-    free: HashMap<u32, Vec<u32>>,
+/// The places that no graph has, as stretches in ascending order, no two of which meet.
+struct Places(Vec<Range<u32>>);
+
+impl Default for Places {
+    fn default() -> Self {
+        Self(std::iter::once(0..PLACES).collect())
+    }
 }
 
 impl Places {
     /// Takes so many places in a row; `None` if there are none.
     fn take(&mut self, count: u32) -> Option<Range<u32>> {
-        let known = self.free.get_mut(&count).and_then(Vec::pop);
-        let first = known.or_else(|| {
-            let first = self.used;
-            self.used = first.checked_add(count).filter(|used| *used <= PLACES)?;
-            Some(first)
-        })?;
+        let at = self.0.iter().position(|free| free.end - free.start >= count)?;
+        let first = self.0[at].start;
+        self.0[at].start += count;
+        if self.0[at].is_empty() {
+            self.0.remove(at);
+        }
         Some(first..first + count)
     }
 
-    fn give(&mut self, range: Range<u32>) {
-        self.free.entry(range.end - range.start).or_default().push(range.start);
+    fn give(&mut self, places: Range<u32>) {
+        let at = self.0.partition_point(|free| free.start < places.start);
+        self.0.insert(at, places);
+        let mut merged: Vec<Range<u32>> = Vec::with_capacity(self.0.len());
+        for free in self.0.drain(..) {
+            match merged.last_mut().filter(|last| last.end == free.start) {
+                Some(last) => last.end = free.end,
+                None => merged.push(free),
+            }
+        }
+        self.0 = merged;
     }
 }
 
@@ -119,19 +127,29 @@ pub struct CapturedBlocks {
     graph: Weak<()>,
     /// The places of each launch.
     launches: Vec<Range<u32>>,
+    /// None if not all tell their times.
     blocks: Vec<Seen>,
+    /// True if the next run's times were not in order at the last look.
+    doubted: bool,
 }
 
 impl CapturedBlocks {
-    /// Returns those of an operation whose graph has not run yet.
-    pub fn new(timing: Arc<Timing>, graph: Weak<()>, launches: Vec<Range<u32>>) -> Self {
-        let places = launches.iter().cloned().flatten();
+    /// Returns those of an operation whose graph has not run yet. Unless its runs are to be `told`,
+    /// it only has the places.
+    pub fn new(
+        timing: Arc<Timing>,
+        graph: Weak<()>,
+        launches: Vec<Range<u32>>,
+        told: bool,
+    ) -> Self {
+        let places = launches.iter().cloned().flatten().filter(|_| told);
         let seen = |place| {
-            let run = timing.captured().map_or(0, |captured| captured.last_run(place));
-            Seen { place, run, ended_ns: 0 }
+            let captured = timing.captured()?;
+            let run = captured.last_run(place);
+            Some(Seen { place, run, ended_ns: captured.run(place, run).ended.ns })
         };
-        let blocks = places.map(seen).collect();
-        Self { timing, graph, launches, blocks }
+        let blocks = places.filter_map(seen).collect();
+        Self { timing, graph, launches, blocks, doubted: false }
     }
 
     /// Returns how many runs are to be left out, as they are written over or may be meanwhile;
@@ -151,14 +169,24 @@ impl Replayed for CapturedBlocks {
         let captured = self.timing.captured()?;
         let lost = self.lost(captured)?;
         self.blocks.iter_mut().for_each(|block| block.run += lost);
-        let times = |block: &Seen| {
+        let of = |block: &Seen| {
             let abi::BlockRun { begun, ended } = captured.run(block.place, block.run + 1);
             let is_it = begun.run == block.run + 1 && ended.run == begun.run;
-            // The words of a time need not come together.
-            let in_order = block.ended_ns < begun.ns && begun.ns <= ended.ns;
-            (is_it && in_order).then_some((begun.ns, ended.ns))
+            is_it.then_some((begun.ns, ended.ns))
         };
-        let times = self.blocks.iter().map(times).collect::<Option<Vec<_>>>()?;
+        let mut times = self.blocks.iter().map(of).collect::<Option<Vec<_>>>()?;
+        // The words of a time need not come together; a clock that has gone back stays so.
+        let in_order =
+            |(block, times): (&Seen, &(u64, u64))| block.ended_ns <= times.0 && times.0 <= times.1;
+        let doubted = !self.blocks.iter().zip(&times).all(in_order);
+        if doubted && !std::mem::replace(&mut self.doubted, true) {
+            return None;
+        }
+        self.doubted = false;
+        for (block, (begun_ns, ended_ns)) in self.blocks.iter().zip(&mut times) {
+            *begun_ns = block.ended_ns.max(*begun_ns);
+            *ended_ns = (*ended_ns).max(*begun_ns);
+        }
         if times.first()?.0 >= before_ns {
             return None;
         }
@@ -211,7 +239,7 @@ mod tests {
     fn blocks(timing: &Arc<Timing>, graph: &Arc<()>, counts: &[u32]) -> CapturedBlocks {
         let captured = timing.captured().unwrap();
         let launches = counts.iter().map(|&count| captured.take(count).unwrap().0).collect();
-        CapturedBlocks::new(timing.clone(), Arc::downgrade(graph), launches)
+        CapturedBlocks::new(timing.clone(), Arc::downgrade(graph), launches, true)
     }
 
     #[test]
@@ -242,11 +270,30 @@ mod tests {
         let told: Vec<_> = std::iter::from_fn(|| of.next(u64::MAX)).collect();
         assert_eq!(told.first(), Some(&vec![(270, 275)]));
         assert_eq!((told.last(), told.len()), (Some(&vec![(400, 405)]), 14));
-        // A number that comes before its time.
+        // A number that comes before its time, and a clock that goes back.
         write(0, 41, [Some(410), Some(255)]);
         assert_eq!(of.next(u64::MAX), None);
         write(0, 41, both(41));
         assert_eq!(of.next(u64::MAX), Some(vec![(410, 415)]));
+        write(0, 42, [Some(300), Some(302)]);
+        assert_eq!(of.next(u64::MAX), None);
+        assert_eq!(of.next(u64::MAX), Some(vec![(415, 415)]));
+    }
+
+    #[test]
+    fn places_in_a_row_meet_again_and_those_of_what_is_not_told_come_back() {
+        let ((timing, _), graph) = (memory(), Arc::new(()));
+        let captured = timing.captured().unwrap();
+        let launches = vec![captured.take(100).unwrap().0, captured.take(29).unwrap().0];
+        let of = CapturedBlocks::new(timing.clone(), Arc::downgrade(&graph), launches, false);
+        let other = blocks(&timing, &graph, &[7]);
+        assert_eq!(captured.take(PLACES - 129), None);
+        drop(graph);
+        drop(of);
+        assert_eq!(captured.take(129).map(|(places, _)| places), Some(0..129));
+        captured.places().give(0..129);
+        drop(other);
+        assert_eq!(captured.take(PLACES).map(|(places, _)| places), Some(0..PLACES));
     }
 
     #[test]

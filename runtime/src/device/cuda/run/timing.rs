@@ -222,14 +222,14 @@ impl TimedBlocks {
         }
     }
 
-    /// Returns what reads the times of a captured operation in each run of its graph; `None` if
-    /// none are told.
+    /// Returns what reads the times of a captured operation in each run of its graph, if all of its
+    /// blocks tell them, and has its places until the graph is gone; `None` for one without places.
     pub fn into_captured(mut self) -> Option<CapturedBlocks> {
-        if !self.have_times() {
-            return None;
-        }
+        let told = self.have_times();
         let (graph, launches) = self.in_graph.take()?;
-        Some(CapturedBlocks::new(self.timing.clone(), graph, launches.take()))
+        let launches = launches.take();
+        let timing = self.timing.clone();
+        (!launches.is_empty()).then(|| CapturedBlocks::new(timing, graph, launches, told))
     }
 
     /// Returns the address of the slot; `None` if no times are told.
