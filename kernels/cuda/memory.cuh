@@ -56,7 +56,7 @@ __device__ inline CapturedBlock* captured(volatile Stamp* stamps) {
   return at & 1 ? reinterpret_cast<CapturedBlock*>(at - 1) + blockIdx.x : nullptr;
 }
 
-// The time and the number come to the host together.
+// One store, of which the host may still see the number before the time.
 __device__ inline void store_time(BlockTime* to, uint64_t ns, uint64_t run) {
   asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(ns), "l"(run) : "memory");
 }

@@ -646,7 +646,7 @@ impl CudaRank {
         self: &Arc<Self>,
         graph: CUgraph,
         buffer: Option<Key>,
-        _life: Option<Arc<()>>,
+        life: Option<Arc<()>>,
     ) -> Result<()> {
         unsafe extern "C" fn release(held: *mut c_void) {
             // SAFETY: `held` is what `keep` gave away. CUDA is not called here: the reaper drops
@@ -659,7 +659,7 @@ impl CudaRank {
             reaper::retire_graph_ref(held.cuda_rank);
         }
         self.graphs.fetch_add(1, Ordering::AcqRel);
-        let held = Box::into_raw(Box::new(Held { cuda_rank: self.clone(), buffer, _life }));
+        let held = Box::into_raw(Box::new(Held { cuda_rank: self.clone(), buffer, _life: life }));
         let mut object = null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;

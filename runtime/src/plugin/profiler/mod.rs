@@ -229,7 +229,7 @@ impl Instance {
         if !replayed.is_empty() {
             // What ran before one of these has ended by now.
             ended.extend(std::iter::from_fn(|| self.take_ended()));
-            ended = merge(ended, replayed);
+            ended = merge(ended, replayed, Ended::begun_ns);
         }
         let mut moved = !ended.is_empty();
         let mut looked_at = self.looked_at();
@@ -339,11 +339,11 @@ struct Ended {
     times: ChannelTimes,
 }
 
-/// Whose end an [`Ended`] is.
+/// The operation that has ended.
 enum What {
-    /// That of an operation whose events began with its launch.
+    /// An operation whose events began with its launch.
     Begun(Running),
-    /// That of a run of an operation in a graph, whose events begin when it is told.
+    /// A run of an operation in a graph, whose events begin when it is told.
     Run(Arc<Replays>),
 }
 

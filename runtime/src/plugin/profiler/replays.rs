@@ -74,15 +74,33 @@ impl Instance {
 
 /// Puts runs of graphs between other operations, which are in their order, by the times at which
 /// they began.
-pub(super) fn merge(operations: Vec<Ended>, runs: Vec<Ended>) -> Vec<Ended> {
+pub(super) fn merge<T>(
+    operations: Vec<T>,
+    runs: Vec<T>,
+    begun_ns: impl Fn(&T) -> Option<u64>,
+) -> Vec<T> {
     // One without times stays behind the one before it.
     let mut latest_ns = 0;
     let operations = operations.into_iter().map(|ended| {
-        latest_ns = ended.begun_ns().unwrap_or(latest_ns).max(latest_ns);
+        latest_ns = begun_ns(&ended).unwrap_or(latest_ns).max(latest_ns);
         (latest_ns, ended)
     });
     let mut all: Vec<_> = operations.collect();
-    all.extend(runs.into_iter().map(|run| (run.begun_ns().unwrap_or(0), run)));
+    all.extend(runs.into_iter().map(|run| (begun_ns(&run).unwrap_or(0), run)));
     all.sort_by_key(|(begun_ns, _)| *begun_ns);
     all.into_iter().map(|(_, ended)| ended).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_told_between_the_operations_in_the_order_of_their_beginnings() {
+        let operations = vec![("a", Some(10)), ("b", Some(40)), ("c", None), ("d", Some(60))];
+        let runs = vec![("y", Some(50)), ("z", Some(70)), ("x", Some(20))];
+        let all = merge(operations, runs, |(_, begun_ns)| *begun_ns);
+        let names: String = all.into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, "axbcydz");
+    }
 }

@@ -428,7 +428,7 @@ pub(crate) fn aborted(ranks: &[Rank]) -> Outcome {
     let memory = Memory::new(2 * BYTES)?;
     let call = || ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
-    // As above.
+    // Ranks that share a GPU must not launch while another one's graph is made.
     replay.upload(rank.stream)?;
     met.wait();
     for _ in 0..20 {
