@@ -300,9 +300,9 @@ fn leave() -> Result<Option<(Vec<Pending>, Events)>> {
 pub fn collective(comm: &Arc<Communicator>, call: &Call, stream: impl Into<Stream>) -> Result<()> {
     let (programs, stream) = (comm.programs(call)?, stream.into());
     if !active() && !comm.is_profiled() {
-        return Ok(comm.executor().launch(programs, call, &stream)?);
+        return Ok(comm.executor().launch(&programs, call, &stream)?);
     }
-    operation(comm, Operation::Collective(programs, *call), stream)
+    operation(comm, Operation::Collective(programs.into_owned(), *call), stream)
 }
 
 /// Calls a collective with options, as [`collective`] does. The event is recorded on the stream

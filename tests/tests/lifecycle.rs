@@ -328,7 +328,7 @@ fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let programs = comm.programs(&call).expect("a plan");
     let src = Slice { buffer: Buffer::Input, block: 0, part: 0, parts: 1 };
     let ops = vec![Op::Get { peer: 99, src, dst: Slice { buffer: Buffer::Output, ..src } }];
-    let mut programs = (*programs).clone();
+    let mut programs = Programs::clone(&programs);
     programs.any.program = Steps::from(ops);
     (Arc::new(comm), call, Arc::new(programs))
 }
@@ -364,7 +364,7 @@ fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
 fn a_panic_in_a_call_is_an_error_and_later_calls_do_not_hang() {
     let (comm, call, programs) = broken();
     let stream = Stream::new();
-    let error = stream.launch(endpoint(&comm), programs, &call, None).expect_err("it panics");
+    let error = stream.launch(endpoint(&comm), &programs, &call, None).expect_err("it panics");
     assert!(matches!(&*error, Error::Internal { what } if what.contains("a panic")), "{error}");
     let later = group::collective(&comm, &call, &stream).and_then(|()| stream.synchronize(None));
     assert!(later.is_err(), "an operation after the failed one succeeds");

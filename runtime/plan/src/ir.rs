@@ -435,6 +435,7 @@ impl Geometry {
     }
 
     /// Returns the number of windows.
+    #[inline]
     pub fn windows(&self) -> u64 {
         if self.block_elems <= self.window_elems {
             // The common case, without a division.
@@ -444,12 +445,14 @@ impl Geometry {
     }
 
     /// Returns the first element of a window.
+    #[inline]
     pub fn window_start(&self, window: u64) -> u64 {
         window * self.window_elems
     }
 
     /// Returns the offset within the window and the length, in elements, of `parts` parts from
     /// `part` on.
+    #[inline]
     pub fn range(&self, window: u64, part: u32, parts: u32) -> (u64, u64) {
         let start = self.window_start(window);
         let len = self.block_elems.saturating_sub(start).min(self.window_elems);

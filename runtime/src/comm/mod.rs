@@ -27,6 +27,7 @@ use oxccl_plan::select::{Candidates, Choice, Policy, Topology};
 use oxccl_plan::selection::Selection;
 use oxccl_plan::words::counted;
 use oxccl_plan::{ReduceOp, Spec, explain};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -306,18 +307,20 @@ impl Communicator {
     }
 
     /// Returns the programs for a call, chosen from facts that all ranks share.
-    pub fn programs(&self, call: &Call) -> Quick<Arc<Programs>> {
+    #[inline]
+    pub fn programs(&self, call: &Call) -> Quick<Cow<'_, Arc<Programs>>> {
         let key = self.key(call);
         let first = &self.first_programs[key.place()];
         if let Some((of, programs)) = first.get()
             && *of == key
         {
-            return Ok(programs.clone());
+            // Counting references costs more than finding the programs.
+            return Ok(Cow::Borrowed(programs));
         }
         let programs = self.remembered(key, CallOptions::default())?;
         // Another call may have its place already.
         let _ = first.set((key, programs.clone()));
-        Ok(programs)
+        Ok(Cow::Owned(programs))
     }
 
     /// Returns the programs for a call with options, chosen from facts that all ranks share. Fails

@@ -238,11 +238,12 @@ impl Executor {
     /// Appends a collective to a stream, or to the graph that the stream captures; the calling
     /// thread may begin it. Blocks: as [`prepare`](Self::prepare).
     #[inline]
-    pub fn launch(&self, programs: Arc<Programs>, call: &Call, stream: &Stream) -> Quick<()> {
+    pub fn launch(&self, programs: &Arc<Programs>, call: &Call, stream: &Stream) -> Quick<()> {
         if let (Executor::Host(endpoint), Stream::Host(stream)) = (self, stream) {
             return stream.launch(endpoint, programs, call, None);
         }
-        Ok(self.submit(Operation::Collective(programs, *call), stream, false, Told::Nobody)?)
+        let operation = Operation::Collective(programs.clone(), *call);
+        Ok(self.submit(operation, stream, false, Told::Nobody)?)
     }
 
     /// Returns whether a collective runs together with the one or more that come before it in its
@@ -264,7 +265,7 @@ impl Executor {
         match (self, stream) {
             (Executor::Host(endpoint), Stream::Host(stream)) => match operation {
                 Operation::Collective(programs, call) if inline => {
-                    Ok(stream.launch(endpoint, programs, &call, told.runs())?)
+                    Ok(stream.launch(endpoint, &programs, &call, told.runs())?)
                 }
                 Operation::Batch(_) => {
                     let what = "a batch of collectives in host memory".to_owned();

@@ -159,7 +159,7 @@ fn call_of_one(input: &u64, output: &mut u64) -> (Communicator, Call) {
 fn executor() -> Vec<f64> {
     let (input, mut output) = (1, 0);
     let (comm, call) = call_of_one(&input, &mut output);
-    let programs = comm.programs(&call).expect("a plan");
+    let programs = comm.programs(&call).expect("a plan").into_owned();
     let made = |_| Running::new(endpoint(&comm), programs.clone(), &call);
     let times = (0..ROUNDS).map(|_| {
         let mut operations: Vec<Running> = (0..CALLS).map(made).collect();

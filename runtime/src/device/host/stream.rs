@@ -157,13 +157,13 @@ impl Stream {
     pub fn launch(
         self: &Arc<Self>,
         endpoint: &Arc<Endpoint>,
-        programs: Arc<Programs>,
+        programs: &Arc<Programs>,
         call: &Call,
         runs: Option<Arc<dyn Runs>>,
     ) -> Quick<()> {
         let mut queue = self.queue();
         if let Some(capture) = &mut queue.capture {
-            let operation = Operation::Collective(programs, *call);
+            let operation = Operation::Collective(programs.clone(), *call);
             return Ok(capture.add(Work::Operation(endpoint.clone(), operation, runs))?);
         }
         // Whoever is told may not return, and is not called with the lock.
@@ -172,7 +172,7 @@ impl Stream {
             if is_told {
                 self.tells(&endpoint.rank);
             }
-            let operation = Operation::Collective(programs, *call);
+            let operation = Operation::Collective(programs.clone(), *call);
             let task = Task::operation(endpoint.clone(), operation, self.number(), runs);
             queue.tasks.push_back(task);
             let before = self.pending.fetch_add(1, Ordering::SeqCst);

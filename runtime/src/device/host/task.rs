@@ -1,6 +1,6 @@
 //! Work as it is called or captured, and tasks, which are work under way.
 
-use super::collective::{self, Budget, Visit};
+use super::collective::{self, Budget, Progress, Visit};
 use super::endpoint::Endpoint;
 use super::event::Record;
 use super::exchange::Exchange;
@@ -334,20 +334,20 @@ fn stretch(bytes: usize, done: &mut usize, n: usize) -> Step {
 /// of what is left. This is the common case of small calls: it uses no queue and allocates nothing.
 pub(super) fn try_now(
     endpoint: &Arc<Endpoint>,
-    programs: Arc<Programs>,
+    programs: &Arc<Programs>,
     call: &Call,
     (budget, stream): (Budget, usize),
 ) -> std::result::Result<Quick<()>, Box<Running>> {
     let recorder = &endpoint.rank.recorder;
-    let what = What::collective(&programs, call);
+    let what = What::collective(programs, call);
     let called = recorder.call(&what, stream);
     let number = called.number;
-    let mut running = collective::Running::new(endpoint, programs, call);
+    let mut progress = Progress::new(endpoint, programs, call);
     let mut failed = None;
     if recorder.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none() {
         endpoint.note_operation(number);
         endpoint.pass_followers();
-        let visit = catch_unwind(AssertUnwindSafe(|| running.visit(endpoint, budget)));
+        let visit = catch_unwind(AssertUnwindSafe(|| progress.visit(programs, endpoint, budget)));
         let visit = visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic).into())));
         match visit {
             Visit::Done(Ok(())) => {
@@ -358,8 +358,8 @@ pub(super) fn try_now(
             Visit::Waiting { .. } => {}
         }
     }
-    let recorded = (called, what);
-    let mut operation = Running::new(endpoint.clone(), recorded, Kind::Collective(running), None);
+    let (recorded, kind) = ((called, what), Kind::Collective(progress.keep(programs.clone())));
+    let mut operation = Running::new(endpoint.clone(), recorded, kind, None);
     match failed.map(|error| operation.conclude(*error)) {
         Some(Step::Done(result)) => Ok(result.map_err(|failed| Box::new(failed.tell()))),
         Some(Step::Waiting { .. }) | None => Err(Box::new(operation)),

@@ -4,7 +4,7 @@
 use super::{Poll, Stage, VisitState, agreement, capacity};
 use crate::device::host::endpoint::{HISTORY, MAPPED, Place};
 use crate::error::{Error, Quick};
-use crate::op::{Bound, Call};
+use crate::op::Call;
 use oxccl_plan::generate::Needs;
 use oxccl_plan::{Carrier, Collective, From, Geometry};
 use std::sync::atomic::Ordering;
@@ -49,7 +49,7 @@ impl VisitState<'_> {
         self.make_scratch();
         let run = &*self.run;
         let reads_user = run.carrier == Carrier::RemoteRead;
-        if run.programs.mapped.is_some() || reads_user {
+        if self.programs.mapped.is_some() || reads_user {
             let slot = (self.state.entries & 1) as usize;
             let need = self.state.entry_need[slot];
             if let Poll::Wait(peer) = self.wait(From::All, need)? {
@@ -57,8 +57,8 @@ impl VisitState<'_> {
             }
             return self.enter(slot);
         }
-        if run.plan().algorithm.generator().needs == Needs::Switch {
-            let (rank, team) = (&self.endpoint.rank, run.plan().spec.team);
+        if self.bound.plan.algorithm.generator().needs == Needs::Switch {
+            let (rank, team) = (&self.endpoint.rank, self.bound.plan.spec.team);
             agreement::agree_on_rail(rank, team, &run.label, run.seq)?;
         }
         self.run.phase_base = self.state.phase;
@@ -135,10 +135,10 @@ impl VisitState<'_> {
             self.state.user[peer as usize] = (input, output);
         }
         self.run.stage = Stage::Running;
-        if mapped && let Some(Bound { plan, carrier, .. }) = &self.run.programs.mapped {
+        if mapped && let Some(bound) = &self.programs.mapped {
             let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);
-            self.run.geometry = Geometry::new(&plan.layout, self.run.call.count, &room);
-            self.run.carrier = *carrier;
+            self.run.geometry = Geometry::new(&bound.plan.layout, self.run.call.count, &room);
+            (self.run.carrier, self.bound) = (bound.carrier, bound);
             // The entry signal was the first step of the program.
             self.run.step = 1;
             self.make_scratch();

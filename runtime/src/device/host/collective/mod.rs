@@ -77,6 +77,11 @@ pub fn capacity(edge_slot_bytes: usize, dtype: DataType) -> Capacity {
 /// A collective under way.
 pub struct Running {
     programs: Arc<Programs>,
+    at: Progress,
+}
+
+/// How far a collective has come.
+pub struct Progress {
     call: Call,
     label: Label,
     /// The same with the tag of all collectives so far, by which ranks that share memory compare.
@@ -114,9 +119,15 @@ enum Stage {
 }
 
 impl Running {
+    /// Creates the state of a call with the programs that were chosen for it.
+    pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: &Call) -> Self {
+        let at = Progress::new(endpoint, &programs, call);
+        Self { programs, at }
+    }
+
     /// Returns the step of the plan that the call has come to.
     pub fn step(&self) -> usize {
-        self.step
+        self.at.step
     }
 
     /// Returns the longest time that the call waits; `None` if it has no limit of its own.
@@ -124,20 +135,42 @@ impl Running {
         self.programs.options.limit
     }
 
+    /// Returns the name of the collective.
+    pub fn name(&self) -> &'static str {
+        self.at.name()
+    }
+
+    /// Advances the operation as far as the budget and the peers allow.
+    pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
+        self.at.visit(&self.programs, endpoint, budget)
+    }
+
+    /// Returns a description of the operation, to compare it with those of other ranks.
+    pub(super) fn doing(&self) -> CurrentOp {
+        self.at.doing()
+    }
+
+    pub(super) fn plan(&self) -> &Plan {
+        &self.at.bound(&self.programs).plan
+    }
+}
+
+impl Progress {
     /// Creates the state of a call with the programs that were chosen for it.
-    pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: &Call) -> Self {
+    #[inline]
+    pub fn new(endpoint: &Endpoint, programs: &Programs, call: &Call) -> Self {
         let room = capacity(endpoint.edge_slot_bytes, call.dtype);
         let carrier = programs.any.carrier;
         let label: Label = programs.descriptor(call).into();
         let stage = if call.scale.is_some() { Stage::Scaling } else { Stage::New };
+        let geometry = Geometry::new(&programs.any.plan.layout, call.count, &room);
         let (seq, phase_base, window, round, step, cursor) = (0, 0, 0, 0, 0, 0);
         Self {
-            geometry: Geometry::new(&programs.any.plan.layout, call.count, &room),
-            programs,
             call: *call,
             label,
             so_far: label,
             seq,
+            geometry,
             stage,
             mapped_here: false,
             carrier,
@@ -150,19 +183,25 @@ impl Running {
         }
     }
 
-    /// Returns the name of the collective.
-    pub fn name(&self) -> &'static str {
-        self.call.spec.collective.name()
+    /// Keeps the state of a call that has to wait.
+    pub fn keep(self, programs: Arc<Programs>) -> Running {
+        Running { programs, at: self }
     }
 
-    /// Advances the operation as far as the budget and the peers allow.
-    pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
+    /// Advances the operation, of these programs, as far as the budget and the peers allow.
+    pub fn visit(&mut self, programs: &Programs, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut guard = endpoint.state();
         if let Some(ended) = endpoint.ended(&guard) {
             return Visit::Done(Err(ended.into()));
         }
-        let mut visit = VisitState { run: self, endpoint, state: &mut guard, spent: 0 };
-        visit.go(budget)
+        let (bound, state, run) = (self.bound(programs), &mut *guard, self);
+        let (left, polls, moved) = (budget.bytes, 0, false);
+        let mut visit = VisitState { programs, bound, run, endpoint, state, left, polls, moved };
+        visit.go(budget.polls)
+    }
+
+    fn name(&self) -> &'static str {
+        self.call.spec.collective.name()
     }
 
     /// Refuses a message that is not the next one of this operation, with `len` bytes.
@@ -178,8 +217,7 @@ impl Running {
         Ok(())
     }
 
-    /// Returns a description of the operation, to compare it with those of other ranks.
-    pub(super) fn doing(&self) -> CurrentOp {
+    fn doing(&self) -> CurrentOp {
         CurrentOp::Collective(self.so_far, self.seq)
     }
 
@@ -194,98 +232,103 @@ impl Running {
         self.carrier == Carrier::Packets
     }
 
-    fn bound(&self) -> &Bound {
-        match &self.programs.mapped {
+    fn bound<'a>(&self, programs: &'a Programs) -> &'a Bound {
+        match &programs.mapped {
             Some(bound) if self.carrier == bound.carrier => bound,
-            _ => &self.programs.any,
+            _ => &programs.any,
         }
     }
+}
 
-    pub(super) fn plan(&self) -> &Plan {
-        &self.bound().plan
-    }
-
-    /// Goes on to the round of a window that follows.
-    fn next_round(&mut self) {
-        let program = &self.bound().program;
-        let (windows, rounds) = (self.geometry.windows(), program.nrounds());
-        if let Some((window, round)) = next_round(Some((self.window, self.round)), windows, rounds)
-        {
-            let step = round.checked_sub(1).map_or(0, |before| program.round_end(before));
-            (self.window, self.round, self.step) = (window, round, step);
-        }
-    }
+#[cold]
+fn no_segment() -> Box<Error> {
+    Error::Internal { what: "a direct plan without shared memory".to_owned() }.into()
 }
 
 /// One visit: the operation, with exclusive use of the endpoint's state.
 struct VisitState<'a> {
-    run: &'a mut Running,
+    programs: &'a Programs,
+    /// The program that runs.
+    bound: &'a Bound,
+    run: &'a mut Progress,
     endpoint: &'a Endpoint,
     state: &'a mut State,
-    /// Bytes that this visit has moved.
-    spent: usize,
+    /// Bytes that this visit may still move.
+    left: usize,
+    /// Looks in vain since something moved.
+    polls: u32,
+    /// True once this visit has made progress.
+    moved: bool,
 }
 
 impl<'a> VisitState<'a> {
-    fn go(&mut self, budget: Budget) -> Visit {
-        let (mut moved, mut polls) = (false, 0);
+    /// Advances the operation until it is complete, has looked `looks` times in vain, or has moved
+    /// as much as it may.
+    fn go(&mut self, looks: u32) -> Visit {
         loop {
-            let poll = match self.advance() {
-                Ok(Some(poll)) => poll,
+            let peer = match self.advance() {
                 Ok(None) => return Visit::Done(Ok(())),
+                Ok(Some(Poll::Wait(peer))) => peer as i32,
+                Ok(Some(Poll::Ready | Poll::Again)) => return self.waiting(-1),
                 Err(e) => return Visit::Done(Err(e)),
             };
-            match poll {
-                Poll::Ready | Poll::Again => {
-                    (moved, polls) = (true, 0);
-                    if self.spent >= budget.bytes {
-                        let awaited = Awaited { peer: -1, step: self.run.step as i32 };
-                        return Visit::Waiting { moved, awaited };
-                    }
-                }
-                Poll::Wait(peer) => {
-                    if let Err(e) = self.state.flush() {
-                        return Visit::Done(Err(e.into()));
-                    }
-                    polls += 1;
-                    // Where ranks take turns, the awaited one may need this processor.
-                    if polls > budget.polls || crowded() {
-                        let awaited = Awaited { peer: peer as i32, step: self.run.step as i32 };
-                        return Visit::Waiting { moved, awaited };
-                    }
-                    // A pause takes longer than a flag needs to arrive.
-                    if polls > EAGER_POLLS {
-                        std::hint::spin_loop();
-                    }
-                }
+            if let Err(e) = self.state.flush() {
+                return Visit::Done(Err(e.into()));
+            }
+            self.polls += 1;
+            // Where ranks take turns, the awaited one may need this processor.
+            if self.polls > looks || crowded() {
+                return self.waiting(peer);
+            }
+            // A pause takes longer than a flag needs to arrive.
+            if self.polls > EAGER_POLLS {
+                std::hint::spin_loop();
             }
         }
     }
 
-    /// Takes one step. Returns `None` if the operation is complete.
+    fn waiting(&self, peer: i32) -> Visit {
+        let awaited = Awaited { peer, step: self.run.step as i32 };
+        Visit::Waiting { moved: self.moved, awaited }
+    }
+
+    /// Notes that so many bytes have moved.
+    fn spend(&mut self, bytes: usize) {
+        self.left = self.left.saturating_sub(bytes);
+    }
+
+    /// Advances the operation until it has to wait or may move no more in this visit. Returns
+    /// `None` if it is complete.
     fn advance(&mut self) -> Quick<Option<Poll>> {
-        match self.run.stage {
-            Stage::Scaling => self.scale().map(Some),
-            Stage::New => {
-                self.announce();
-                Ok(Some(Poll::Ready))
-            }
-            Stage::Announced => self.begin().map(Some),
-            Stage::Entered => self.decide().map(Some),
-            Stage::Running => self.step().map(Some),
-            Stage::Draining => {
-                // Messages over a network must leave without further help of this rank.
-                if let Some(peer) = self.state.flush()? {
-                    return Ok(Some(Poll::Wait(peer)));
+        loop {
+            let poll = match self.run.stage {
+                Stage::Scaling => self.scale()?,
+                Stage::New => {
+                    self.announce();
+                    Poll::Ready
                 }
-                Ok(None)
+                Stage::Announced => self.begin()?,
+                Stage::Entered => self.decide()?,
+                Stage::Running if self.run.by_packets() => self.steps_by_packets()?,
+                Stage::Running => self.steps()?,
+                Stage::Draining => {
+                    // Messages over a network must leave without further help of this rank.
+                    return Ok(self.state.flush()?.map(Poll::Wait));
+                }
+            };
+            if let Poll::Wait(_) = poll {
+                return Ok(Some(poll));
+            }
+            (self.moved, self.polls) = (true, 0);
+            if self.left == 0 {
+                return Ok(Some(Poll::Again));
             }
         }
     }
 
+    #[inline(always)]
     fn segment(&self) -> Quick<&'a Segment> {
-        let missing = || Error::Internal { what: "a direct plan without shared memory".to_owned() };
-        self.endpoint.rank.segment.as_deref().ok_or_else(|| missing().into())
+        self.endpoint.rank.segment.as_deref().ok_or_else(no_segment)
     }
 
     fn signal(&mut self) -> Quick<()> {
@@ -315,7 +358,7 @@ impl<'a> VisitState<'a> {
         let blocks = self.run.call.spec.input_blocks(self.endpoint.rank.number);
         let (bytes, copy) =
             self.run.scaled.get_or_insert_default().stretch(&self.run.call, blocks)?;
-        self.spent += bytes;
+        self.spend(bytes);
         if let Some(copy) = copy {
             self.run.call.input = copy;
             self.run.stage = Stage::New;
@@ -325,34 +368,51 @@ impl<'a> VisitState<'a> {
 
     fn make_scratch(&mut self) {
         let run = &*self.run;
-        let windows =
-            u64::from(run.plan().layout.scratch_windows).min(run.geometry.windows().max(1));
-        let blocks = run.plan().layout.scratch_blocks as usize * windows as usize;
+        let layout = &self.bound.plan.layout;
+        if layout.scratch_blocks == 0 {
+            return;
+        }
+        let windows = u64::from(layout.scratch_windows).min(run.geometry.windows().max(1));
+        let blocks = layout.scratch_blocks as usize * windows as usize;
         let bytes = blocks * run.geometry.scratch_block_elems() as usize * run.call.dtype.size();
         if self.state.scratch.len() * 8 < bytes {
             self.state.scratch.resize(bytes.div_ceil(8), 0);
         }
     }
 
-    fn step(&mut self) -> Quick<Poll> {
-        let program = &self.run.bound().program;
-        if self.run.step == program.round_end(self.run.round) {
-            if self.run.round + 1 == program.nrounds() {
-                return self.end_window();
+    /// Takes steps until one has to wait, this visit may move no more, or a window ends.
+    fn steps(&mut self) -> Quick<Poll> {
+        let program = &self.bound.program;
+        while self.run.step != program.round_end(self.run.round) {
+            match self.execute(&program.ops[self.run.step])? {
+                Poll::Ready => (self.run.step, self.run.cursor) = (self.run.step + 1, 0),
+                Poll::Again => {}
+                poll @ Poll::Wait(_) => return Ok(poll),
             }
-            self.run.next_round();
-            return Ok(Poll::Ready);
+            (self.moved, self.polls) = (true, 0);
+            if self.left == 0 {
+                return Ok(Poll::Again);
+            }
         }
-        let poll = self.execute()?;
-        if matches!(poll, Poll::Ready) {
-            self.run.step += 1;
-            self.run.cursor = 0;
+        if self.run.round + 1 == program.nrounds() {
+            return self.end_window();
         }
-        Ok(poll)
+        self.next_round();
+        Ok(Poll::Ready)
+    }
+
+    /// Goes on to the round of a window that follows.
+    fn next_round(&mut self) {
+        let (program, run) = (&self.bound.program, &mut *self.run);
+        let (windows, rounds) = (run.geometry.windows(), program.nrounds());
+        if let Some((window, round)) = next_round(Some((run.window, run.round)), windows, rounds) {
+            let step = round.checked_sub(1).map_or(0, |before| program.round_end(before));
+            (run.window, run.round, run.step) = (window, round, step);
+        }
     }
 
     fn end_window(&mut self) -> Quick<Poll> {
-        let layout = self.run.plan().layout;
+        let layout = &self.bound.plan.layout;
         let last = self.run.window + 1 >= self.run.geometry.windows();
         if last && layout.user_memory != UserMemory::Private && self.endpoint.rank.someone_failed()
         {
@@ -367,32 +427,25 @@ impl<'a> VisitState<'a> {
             self.state.stage_windows += 1;
         }
         self.run.phase_base = self.run.phase_base.wrapping_add(u64::from(layout.signals));
-        self.run.next_round();
-        if last {
-            self.run.step = 0;
-            self.run.stage = Stage::Draining;
-            if self.run.by_packets() {
-                self.fetch_next_packets()?;
-            }
+        if !last {
+            self.next_round();
+            return Ok(Poll::Ready);
         }
+        self.run.step = 0;
+        self.run.stage = Stage::Draining;
         Ok(Poll::Ready)
     }
 
     /// Executes the step's operation, whose parts are read where it lies.
-    fn execute(&mut self) -> Quick<Poll> {
-        match self.run.bound().program.ops[self.run.step] {
+    #[inline(always)]
+    fn execute(&mut self, op: &Op) -> Quick<Poll> {
+        match *op {
             Op::Acquire => {
                 let slot = (self.state.stage_windows & 1) as usize;
                 let need = self.state.slot_need[slot];
-                let poll = self.wait(From::All, need)?;
-                if self.run.by_packets() && matches!(poll, Poll::Ready) {
-                    self.publish_packets()?;
-                }
-                Ok(poll)
+                self.wait(From::All, need)
             }
             Op::Signal => self.signal().map(|()| Poll::Ready),
-            // Packets carry their own signal.
-            Op::Wait { .. } if self.run.by_packets() => Ok(Poll::Ready),
             Op::Wait { from, signal } => {
                 let target = self.run.phase_base.wrapping_add(u64::from(signal));
                 let poll = self.wait(from, target)?;
@@ -406,15 +459,11 @@ impl<'a> VisitState<'a> {
                 }
                 Ok(poll)
             }
-            Op::Copy { dst, .. } if self.run.by_packets() && dst.buffer == Buffer::Stage => {
-                Ok(Poll::Ready)
-            }
             Op::Copy { src, dst } => {
                 let (from, len) = self.own(src);
                 let (to, _) = self.own(dst);
                 self.copy(to, from, len, dst)
             }
-            Op::Get { peer, src, dst } if self.run.by_packets() => self.get_packets(peer, src, dst),
             Op::Get { peer, src, dst } => {
                 let (to, len) = self.own(dst);
                 match self.of_peer(peer, src).0 {
@@ -458,7 +507,7 @@ impl<'a> VisitState<'a> {
                 block * run.geometry.block_elems + run.geometry.window_start(run.window) + offset
             }
             Buffer::Scratch => {
-                let layout = &run.plan().layout;
+                let layout = &self.bound.plan.layout;
                 let window = run.window % u64::from(layout.scratch_windows);
                 let blocks = u64::from(layout.scratch_blocks);
                 (window * blocks + block) * run.geometry.scratch_block_elems()
@@ -541,7 +590,7 @@ impl<'a> VisitState<'a> {
         if !sent.map_err(self.broken(peer))? {
             return Ok(Poll::Wait(peer));
         }
-        self.spent += len;
+        self.spend(len);
         Ok(Poll::Ready)
     }
 
@@ -552,7 +601,7 @@ impl<'a> VisitState<'a> {
         if peer < rank.nranks || rank.failure().is_some() {
             return None;
         }
-        let result = self.run.bound().program.result(self.run.step)?;
+        let result = self.bound.program.result(self.run.step)?;
         Some(self.own(result).0)
     }
 
@@ -587,7 +636,7 @@ impl<'a> VisitState<'a> {
                 self.state.edge(peer).release();
             }
         }
-        self.spent += len;
+        self.spend(len);
         Ok(Poll::Ready)
     }
 
@@ -613,7 +662,7 @@ impl<'a> VisitState<'a> {
         // SAFETY: slot, local slice and destination hold `len` bytes each.
         unsafe { fold(&[to], &srcs, len, self.how(finish, 0)) };
         self.state.edge(peer).release();
-        self.spent += len;
+        self.spend(len);
         Ok(Poll::Ready)
     }
 }

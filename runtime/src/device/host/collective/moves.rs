@@ -55,7 +55,7 @@ impl VisitState<'_> {
             stream_fence();
         }
         self.run.cursor += bytes;
-        self.spent += bytes;
+        self.spend(bytes);
         if self.run.cursor < len { Poll::Again } else { Poll::Ready }
     }
 
@@ -93,15 +93,9 @@ impl VisitState<'_> {
         (srcs, dsts): (&mut [*const u8], &mut [*mut u8]),
     ) -> Quick<Poll> {
         let rank = self.endpoint.rank.number;
-        if self.run.by_packets() {
-            if let Poll::Wait(peer) = self.unpack_all(src, srcs)? {
-                return Ok(Poll::Wait(peer));
-            }
-            self.run.cursor = 0;
-        }
         let (mine, len) = self.own(own);
         srcs[rank as usize] = mine.wrapping_add(self.run.cursor);
-        let bytes = if self.run.by_packets() { len } else { self.sources(src, len, srcs)? };
+        let bytes = self.sources(src, len, srcs)?;
         let at = self.run.cursor;
         let (count, streaming) = self.destinations(dst, at, dsts)?;
         let dsts = &dsts[..count];

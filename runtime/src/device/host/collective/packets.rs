@@ -1,95 +1,158 @@
-//! Small one-shot plans. The published data fits cache lines that carry their own signal.
+//! Small one-shot plans. The published data fits cache lines that carry their own signal, so that
+//! nothing is copied to the stage, and nobody waits for a signal before it looks.
 
 use super::{Poll, VisitState};
+use crate::device::host::kernels::fold;
 use crate::device::host::worker::{crowded, ranks_per_processor};
-use crate::error::Quick;
-use crate::link::direct::PACKET_BYTES;
-use oxccl_plan::Slice;
+use crate::error::{Error, Quick};
+use crate::link::direct::{PACKET_BYTES, Segment, reached};
+use oxccl_plan::{Buffer, Destination, From, Op, Slice};
 
 /// Looks at a packet that is not there yet before other reasons to wait are looked at.
 const LOOKS: u32 = 32;
+/// Words of the memory into which the packets of a rank are unpacked.
+const UNPACKED: usize = PACKET_BYTES.div_ceil(64) * 8;
 
-impl VisitState<'_> {
+/// The packets of a call.
+#[derive(Clone, Copy)]
+struct Packets<'a> {
+    segment: &'a Segment,
+    slot: usize,
+    mark: u64,
+    /// The signal of the peers that their packets stand for.
+    signal: u64,
+}
+
+impl<'a> VisitState<'a> {
+    fn packets(&self) -> Quick<Packets<'a>> {
+        Ok(Packets {
+            segment: self.segment()?,
+            slot: (self.state.stage_windows & 1) as usize,
+            mark: self.run.packet_mark(),
+            signal: self.run.phase_base.wrapping_add(1),
+        })
+    }
+
+    /// Takes steps until one has to wait, or the call is over: it has one window.
+    pub(super) fn steps_by_packets(&mut self) -> Quick<Poll> {
+        let (ops, packets) = (&self.bound.program.ops, self.packets()?);
+        while let Some(op) = ops.get(self.run.step) {
+            let poll = match *op {
+                Op::Acquire => self.publish(packets)?,
+                // What is published lies in the packets, and is its own signal.
+                Op::Wait { .. } => Poll::Ready,
+                Op::Copy { dst, .. } if dst.buffer == Buffer::Stage => Poll::Ready,
+                Op::Signal => self.signal().map(|()| Poll::Ready)?,
+                Op::Get { peer, src, dst } => {
+                    let to = self.own(dst).0;
+                    if self.unpack(packets, peer, src, to) { Poll::Ready } else { Poll::Wait(peer) }
+                }
+                Op::Reduce { src, own, dst: Destination::Own(dst), finish } => {
+                    self.reduce_packets(packets, src, (own, dst), finish)
+                }
+                Op::Copy { src, dst } => {
+                    let ((from, len), (to, _)) = (self.own(src), self.own(dst));
+                    self.copy(to, from, len, dst)?
+                }
+                _ => {
+                    let what = format!("{op:?} in a plan that packets carry");
+                    return Err(Error::Internal { what }.into());
+                }
+            };
+            match poll {
+                Poll::Ready => (self.run.step, self.run.cursor) = (self.run.step + 1, 0),
+                Poll::Again => {}
+                Poll::Wait(_) => return Ok(poll),
+            }
+            (self.moved, self.polls) = (true, 0);
+        }
+        let poll = self.end_window();
+        // Where all ranks hear from all, the peers have read what was in the other slot before this
+        // call, and the next call like this one will publish there.
+        packets.segment.fetch_packets(self.own_number(), packets.slot ^ 1, self.published_bytes());
+        poll
+    }
+
+    fn own_number(&self) -> usize {
+        self.endpoint.rank.number as usize
+    }
+
     fn published_bytes(&self) -> usize {
-        let blocks = self.run.plan().layout.stage_blocks as usize;
+        let blocks = self.bound.plan.layout.stage_blocks as usize;
         blocks * self.run.call.count as usize * self.run.call.dtype.size()
     }
 
-    /// Publishes the whole input. Its blocks lie one behind the other, as in the stage.
+    /// Publishes the whole input, once the slot is free. Its blocks lie one behind the other, as in
+    /// the stage.
     #[inline]
-    pub(super) fn publish_packets(&mut self) -> Quick<()> {
-        let (run, bytes) = (&*self.run, self.published_bytes());
-        let slot = (self.state.stage_windows & 1) as usize;
-        let (own, epoch) = (self.endpoint.rank.number as usize, run.packet_mark());
-        // SAFETY: the input has that many bytes; the slot was acquired.
-        unsafe { self.segment()?.write_packets(own, slot, run.call.input, bytes, epoch) };
-        Ok(())
+    fn publish(&mut self, packets: Packets<'_>) -> Quick<Poll> {
+        let Packets { segment, slot, mark, .. } = packets;
+        let poll = self.wait(From::All, self.state.slot_need[slot])?;
+        if let Poll::Ready = poll {
+            let (own, input, bytes) =
+                (self.own_number(), self.run.call.input, self.published_bytes());
+            // SAFETY: the input has that many bytes; the slot was acquired.
+            unsafe { segment.write_packets(own, slot, input, bytes, mark) };
+        }
+        Ok(poll)
     }
 
-    /// Fetches the lines in which the next call like this one would publish, for writing. Where all
-    /// ranks hear from all, the peers have read what was there before this call.
+    /// Copies a peer's slice from its packets. Returns false if they have not come.
     #[inline]
-    pub(super) fn fetch_next_packets(&self) -> Quick<()> {
-        let slot = (self.state.stage_windows & 1) as usize;
-        let own = self.endpoint.rank.number as usize;
-        self.segment()?.fetch_packets(own, slot, self.published_bytes());
-        Ok(())
-    }
-
-    #[inline]
-    pub(super) fn unpack(&mut self, peer: u32, src: Slice, to: *mut u8) -> Quick<bool> {
+    fn unpack(&mut self, packets: Packets<'_>, peer: u32, src: Slice, to: *mut u8) -> bool {
+        let Packets { segment, slot, mark, signal } = packets;
         let (offset, len) = self.range(peer, src);
-        let slot = (self.state.stage_windows & 1) as usize;
-        let epoch = self.run.phase_base.wrapping_add(1);
-        let mark = self.run.packet_mark();
-        let segment = self.segment()?;
         // Most often a packet is under way: looks that follow each other closely see it first.
         let looks = if crowded() { 1 } else { LOOKS };
         if !segment.has_last_packet((peer as usize, slot), offset, len, mark, looks) {
-            return Ok(false);
+            return false;
         }
         // SAFETY: `to` has room for the slice; what is published fits the packets.
         let read = unsafe { segment.read_packets(peer as usize, slot, offset, to, len, mark) };
-        if read && len > 0 {
-            let known = &mut self.state.known[peer as usize];
-            if !crate::link::direct::reached(*known, epoch) {
-                *known = epoch;
-            }
+        let known = &mut self.state.known[peer as usize];
+        if read && len > 0 && !reached(*known, signal) {
+            *known = signal;
         }
-        Ok(read)
+        read
     }
 
+    /// Folds the slices of all peers and this rank's own one, in rank order.
     #[inline]
-    pub(super) fn get_packets(&mut self, peer: u32, src: Slice, dst: Slice) -> Quick<Poll> {
-        let (to, _) = self.own(dst);
-        Ok(if self.unpack(peer, src, to)? { Poll::Ready } else { Poll::Wait(peer) })
-    }
-
-    #[inline]
-    pub(super) fn unpack_all(&mut self, src: Slice, srcs: &mut [*const u8]) -> Quick<Poll> {
+    fn reduce_packets(
+        &mut self,
+        packets: Packets<'_>,
+        src: Slice,
+        (own, dst): (Slice, Slice),
+        finish: bool,
+    ) -> Poll {
         let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
-        let words = PACKET_BYTES.div_ceil(64) * 8;
-        if self.state.unpacked.len() < nranks as usize * words {
-            self.state.unpacked.resize(nranks as usize * words, 0);
+        if self.state.unpacked.len() < nranks as usize * UNPACKED {
+            self.state.unpacked.resize(nranks as usize * UNPACKED, 0);
         }
         // Each rank starts with another peer, so that not all ask for the same line at once. Those
         // that take turns on a processor do not in any case.
         let first = if ranks_per_processor(nranks as usize) > 1 { 0 } else { rank + 1 };
         while self.run.cursor < nranks as usize {
-            let peer = (first + self.run.cursor as u32) % nranks;
-            if peer == rank {
-                self.run.cursor += 1;
-                continue;
-            }
-            let to: *mut u8 = self.state.unpacked[peer as usize * words..].as_mut_ptr().cast();
-            if !self.unpack(peer, src, to)? {
-                return Ok(Poll::Wait(peer));
+            let next = first + self.run.cursor as u32;
+            let peer = if next < nranks { next } else { next - nranks };
+            if peer != rank {
+                let room = &mut self.state.unpacked[peer as usize * UNPACKED..];
+                let to = room.as_mut_ptr().cast();
+                if !self.unpack(packets, peer, src, to) {
+                    return Poll::Wait(peer);
+                }
             }
             self.run.cursor += 1;
         }
-        for (peer, from) in srcs.iter_mut().enumerate().take(nranks as usize) {
-            *from = self.state.unpacked[peer * words..].as_ptr().cast();
+        let ((mine, len), (to, _), how) = (self.own(own), self.own(dst), self.how(finish, 0));
+        let state = &mut *self.state;
+        for (peer, from) in state.sources.iter_mut().enumerate() {
+            *from = state.unpacked[peer * UNPACKED..].as_ptr().cast();
         }
-        Ok(Poll::Ready)
+        state.sources[rank as usize] = mine;
+        // SAFETY: sources and destination hold `len` bytes each, and are this rank's.
+        unsafe { fold(&[to], &state.sources, len, how) };
+        self.spend(len);
+        Poll::Ready
     }
 }
