@@ -115,12 +115,19 @@ impl<T: 'static> Place<T> {
         (!old.is_null()).then(|| unsafe { Box::from_raw(old) })
     }
 
-    /// Keeps a look-up unless a handle was removed meanwhile. A removal first counts itself and
-    /// then empties the places, so one of the two sees the other.
+    /// Keeps a look-up of the calling thread, whose place this is, unless a handle was removed
+    /// meanwhile. A removal first counts itself and then empties the places, so one of the two sees
+    /// the other: but for a removal in the nanoseconds in which this store is on its way, after
+    /// which the look-up is kept until the next one of the thread, or the next removal. A store that
+    /// waits until it is seen would take as long as the rest of a look-up.
     #[inline]
     fn keep(&self, entry: Box<Entry<T>>, removals: &AtomicU64) {
+        if !self.entry.load(Ordering::Relaxed).is_null() {
+            // That of a call within this one. Only this thread keeps look-ups here.
+            return;
+        }
         let then = entry.removals;
-        drop(self.swap(Some(entry)));
+        self.entry.store(Box::into_raw(entry), Ordering::Release);
         if removals.load(Ordering::SeqCst) != then {
             drop(self.swap(None));
         }
@@ -174,13 +181,14 @@ impl<T> Drop for Cache<T> {
 
 /// An object that was looked up. The look-up is taken out of the thread's place and goes back at
 /// the end: counting references, which threads may share, would cost more than the look-up. A
-/// single pointer, which is passed on in a register; present until the end.
-pub struct Lent<T: 'static>(Option<Box<Entry<T>>>);
+/// single pointer, which is passed on in a register; present until the end. It belongs to its
+/// thread, as the place does.
+pub struct Lent<T: 'static>(Option<Box<Entry<T>>>, PhantomData<*const ()>);
 
 impl<T> From<Arc<T>> for Lent<T> {
     /// Returns an object that goes back to no place.
     fn from(object: Arc<T>) -> Self {
-        Self(Some(Box::new(Entry { handle: 0, removals: 0, object, home: None })))
+        Self(Some(Box::new(Entry { handle: 0, removals: 0, object, home: None })), PhantomData)
     }
 }
 
@@ -319,17 +327,18 @@ impl<T> Handles<T> {
         let removals = self.removals.load(Ordering::SeqCst);
         let mut kept = place.swap(None);
         if let Some(entry) = kept.take_if(|e| (e.handle, e.removals) == (key, removals)) {
-            return Ok(Lent(Some(entry)));
+            return Ok(Lent(Some(entry), PhantomData));
         }
         let (object, home) = (find()?, Some((self, place)));
         let entry = Entry { handle: key, removals, object, home };
-        Ok(Lent(Some(match kept {
+        let entry = match kept {
             Some(mut room) => {
                 *room = entry;
                 room
             }
             None => Box::new(entry),
-        })))
+        };
+        Ok(Lent(Some(entry), PhantomData))
     }
 
     /// Ends a handle and returns its object, which is then kept only by threads that are in a call

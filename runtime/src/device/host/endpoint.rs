@@ -11,10 +11,19 @@ use crate::op::follow::{Follower, Lane, Present, Watcher};
 use crate::os::memory::Mapping;
 use crate::rank::{Links, Rank, broken};
 use oxccl_plan::Carrier;
+use spin::mutex::{SpinMutex, SpinMutexGuard};
+use spin::relax::Yield;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
+
+/// A lock that every small call takes and nobody waits for: who has it, has it for a moment. Its end
+/// is a plain store, where that of a lock with sleepers is an instruction that takes as long as all
+/// else of a lock.
+pub(super) type ShortMutex<T> = SpinMutex<T, Yield>;
+/// The right to use what a [`ShortMutex`] protects.
+pub(super) type ShortGuard<'a, T> = SpinMutexGuard<'a, T, Yield>;
 
 /// The way in which this rank reaches the user memory of a peer.
 pub enum PeerMemory {
@@ -118,7 +127,7 @@ pub struct Endpoint {
     pub edge_slot_bytes: usize,
     /// True once the network that reduces has refused a buffer.
     refused: AtomicBool,
-    state: Mutex<State>,
+    state: ShortMutex<State>,
     /// The followers of messages, if somebody has them followed.
     followers: OnceLock<Followers>,
 }
@@ -159,7 +168,7 @@ impl Endpoint {
             memory,
             user: vec![(Place::There(0), Place::There(0)); nranks],
         };
-        let (all_mapped, refused, state) = (false, AtomicBool::new(false), Mutex::new(state));
+        let (all_mapped, refused, state) = (false, AtomicBool::new(false), ShortMutex::new(state));
         let followers = OnceLock::new();
         Self { rank, one_process, all_mapped, edge_slot_bytes, refused, state, followers }
     }
@@ -173,8 +182,9 @@ impl Endpoint {
     }
 
     /// Returns the locked state, for the running operation.
-    pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    #[inline]
+    pub fn state(&self) -> ShortGuard<'_, State> {
+        self.state.lock()
     }
 
     /// Returns whether this rank reaches the arenas of all other ranks.
@@ -183,8 +193,8 @@ impl Endpoint {
     }
 
     /// Returns the locked state, unless an operation is running just now.
-    pub fn try_state(&self) -> Option<MutexGuard<'_, State>> {
-        self.state.try_lock().ok()
+    pub fn try_state(&self) -> Option<ShortGuard<'_, State>> {
+        self.state.try_lock()
     }
 
     /// Leaves the communicator in order: the peers are told, and no operation can follow. The links

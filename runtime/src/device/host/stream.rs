@@ -5,7 +5,7 @@
 //! waits for a peer.
 
 use super::collective::Budget;
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, ShortGuard, ShortMutex};
 use super::event::Event;
 use super::graph::Capture;
 use super::task::{Failed, Step, Task, WRITERS, Work, try_now};
@@ -36,7 +36,7 @@ pub(super) const VISIT: Budget = Budget { polls: 32, bytes: 1 << 20 };
 /// A stream of the host device.
 #[derive(Default)]
 pub struct Stream {
-    queue: Mutex<Queue>,
+    queue: ShortMutex<Queue>,
     current: Mutex<Option<Task>>,
     /// The number of tasks that are not complete: in the queue, or current.
     pending: AtomicUsize,
@@ -76,8 +76,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Stream {
     /// Returns the locked queue, after dropping a capture that is over.
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        let mut queue = lock(&self.queue);
+    #[inline]
+    fn queue(&self) -> ShortGuard<'_, Queue> {
+        let mut queue = self.queue.lock();
         if queue.capture.as_ref().is_some_and(|capture| !capture.is_live()) {
             queue.capture = None;
         }
@@ -111,7 +112,7 @@ impl Stream {
     /// Appends work to the stream, which does not capture, as [`enqueue`](Self::enqueue) does.
     fn push(
         self: &Arc<Self>,
-        mut queue: MutexGuard<'_, Queue>,
+        mut queue: ShortGuard<'_, Queue>,
         work: Work,
         inline: bool,
     ) -> Result<()> {
