@@ -1,5 +1,6 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
+use crate::cancel::Uncancelled;
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
 use crate::device::{Event, Stream, Told};
 use crate::error::{Error, Result};
@@ -295,13 +296,15 @@ fn leave() -> Result<Option<(Vec<Pending>, Events)>> {
     }
 }
 
-/// Calls a collective; outside groups it is submitted at once.
+/// Calls a collective; outside groups it is submitted at once. The calling thread may be one that
+/// is to be cancelled: it is not, up to the end of the call.
 #[inline]
 pub fn collective(comm: &Arc<Communicator>, call: &Call, stream: impl Into<Stream>) -> Result<()> {
     let (programs, stream) = (comm.programs(call)?, stream.into());
     if !active() && !comm.is_profiled() {
         return Ok(comm.executor().launch(&programs, call, &stream)?);
     }
+    let _whole = Uncancelled::begin();
     operation(comm, Operation::Collective(programs.into_owned(), *call), stream)
 }
 

@@ -117,9 +117,9 @@ impl<T: 'static> Place<T> {
 
     /// Keeps a look-up of the calling thread, whose place this is, unless a handle was removed
     /// meanwhile. A removal first counts itself and then empties the places, so one of the two sees
-    /// the other: but for a removal in the nanoseconds in which this store is on its way, after
-    /// which the look-up is kept until the next one of the thread, or the next removal. A store that
-    /// waits until it is seen would take as long as the rest of a look-up.
+    /// the other. Only a removal in the nanoseconds in which this store is on its way does not: then
+    /// the object is kept until the thread's next look-up, or the next removal. A store that waits
+    /// until all see it would take as long as the rest of a look-up.
     #[inline]
     fn keep(&self, entry: Box<Entry<T>>, removals: &AtomicU64) {
         if !self.entry.load(Ordering::Relaxed).is_null() {

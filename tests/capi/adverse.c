@@ -162,6 +162,45 @@ static void cancellation(void) {
   OK(ncclCommAbort(comms[1]));
 }
 
+static ncclComm_t alone;
+static int calls_made;
+
+/* Calls that end at once, that are captured, that fail, that wait, and that are queued, each in a
+ * thread that the next call of the system would end. */
+static void *calls_of_cancelled(void *unused) {
+  static int in[2], out[2];
+  oxcclGraph_t graph;
+  (void)unused;
+  CHECK(pthread_cancel(pthread_self()) == 0);
+  for (int twice = 0; twice < 2; twice++)
+    OK(ncclAllReduce(in, out, 2, ncclInt, ncclSum, alone, streams[0]));
+  OK(oxcclStreamBeginCapture(streams[0], oxcclCaptureGlobal));
+  OK(ncclAllReduce(in, out, 1, ncclInt, ncclMax, alone, streams[0]));
+  OK(oxcclStreamEndCapture(streams[0], &graph));
+  OK(oxcclGraphDestroy(graph, NULL));
+  FAILS(ncclAllReduce(in, NULL, 1, ncclInt, ncclSum, alone, streams[0]), ncclInvalidArgument,
+        "recvbuff");
+  OK(ncclAllReduce(in, out, 1, ncclInt, ncclSum, comms[0], streams[0]));
+  OK(ncclAllReduce(in, out, 1, ncclInt, ncclSum, alone, streams[0]));
+  calls_made = 1;
+  pthread_testcancel();
+  return NULL;
+}
+
+/* Small calls are not guarded as a whole, but wherever they may end in the system. */
+static void cancellation_in_small_calls(void) {
+  pthread_t thread;
+  void *result = NULL;
+  begin(2);
+  OK(ncclCommInitAll(&alone, 1, NULL));
+  CHECK(pthread_create(&thread, NULL, calls_of_cancelled, NULL) == 0);
+  CHECK(pthread_join(thread, &result) == 0);
+  CHECK(result == PTHREAD_CANCELED && calls_made);
+  OK(ncclCommAbort(comms[0]));
+  OK(ncclCommAbort(comms[1]));
+  OK(ncclCommAbort(alone));
+}
+
 /* The address space has no room for the arena: there is memory nevertheless, which is copied. */
 static void no_arena(void) {
   const struct rlimit limit = {(rlim_t)16 << 30, (rlim_t)16 << 30};
@@ -197,6 +236,7 @@ int main(int argc, char **argv) {
   if (strcmp(argv[1], "no-threads") == 0) no_threads();
   else if (strcmp(argv[1], "at-exit") == 0) at_exit();
   else if (strcmp(argv[1], "cancellation") == 0) cancellation();
+  else if (strcmp(argv[1], "small-calls") == 0) cancellation_in_small_calls();
   else if (strcmp(argv[1], "no-arena") == 0) no_arena();
   else return 2;
   printf("it went well\n");

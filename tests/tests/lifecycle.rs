@@ -109,9 +109,14 @@ fn a_process_that_ends_with_work_pending_ends_cleanly_and_its_peers_hear_of_it()
 /// Has `adverse.c` make its calls; it defines a function of the C library, which the library has to
 /// find.
 fn adverse(how: &str) {
+    adverse_under(how, &[]);
+}
+
+fn adverse_under(how: &str, env: &[(&str, &str)]) {
     let flags = [C11.1, &["-rdynamic"]].concat();
     let Some(program) = Program::build("adverse.c", ("cc", &flags)) else { return };
-    expect_success(Command::new(program.path()).arg(how), "it went well");
+    let mut command = Command::new(program.path());
+    expect_success(command.arg(how).envs(env.iter().copied()), "it went well");
 }
 
 #[test]
@@ -127,6 +132,13 @@ fn calls_and_groups_work_in_exit_handlers_and_destructors_of_keys() {
 #[test]
 fn a_thread_that_waits_is_cancelled_after_the_call() {
     adverse("cancellation");
+}
+
+#[test]
+fn no_small_call_ends_a_thread_that_is_to_be_cancelled() {
+    adverse("small-calls");
+    // With lines of the log, which calls of the system write.
+    adverse_under("small-calls", &[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "COLL")]);
 }
 
 #[test]

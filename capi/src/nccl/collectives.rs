@@ -5,9 +5,10 @@
 use super::coll_config::{self, ncclCollConfig_t};
 use super::redop;
 use super::types::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
-use crate::boundary::boundary;
+use crate::boundary::{boundary, boundary_of_call};
 use crate::{convert, objects};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_runtime::cancel::Uncancelled;
 use oxccl_runtime::device::Stream;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
@@ -37,7 +38,7 @@ impl Arguments {
         Self { function, ..self }
     }
 
-    /// Checks the arguments and launches the call.
+    /// Checks the arguments and launches the call, as [`boundary_of_call`] asks for.
     fn launch(&self) -> Result<()> {
         self.submit(|comm, call, stream| group::collective(comm, call, stream))
     }
@@ -62,6 +63,8 @@ impl Arguments {
     fn submit(&self, to: impl FnOnce(&objects::Called, &Call, Stream) -> Result<()>) -> Result<()> {
         let function = self.function;
         let comm = objects::comm(self.comm, function)?;
+        // In host memory only some ways end in the system, and are guarded where they begin.
+        let _whole = (!comm.device().is_host()).then(Uncancelled::begin);
         comm.check()?;
         let dtype = convert::dtype(self.dtype, function)?;
         let (op, scale) = match self.op {
@@ -120,6 +123,7 @@ fn log_call(
     arguments: impl FnOnce() -> String,
 ) {
     if log::enabled(Level::Info, Subsystem::Coll) {
+        let _whole = Uncancelled::begin();
         let (nranks, arguments) = (comm.nranks(), arguments());
         let text =
             format!("{function}: {arguments} comm {handle:p} [nranks={nranks}] stream {stream:p}");
@@ -211,7 +215,7 @@ pub unsafe extern "C" fn ncclAllReduce(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream).launch())
+    boundary_of_call(|| all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream).launch())
 }
 
 pub(super) fn broadcast(
@@ -256,7 +260,7 @@ pub unsafe extern "C" fn ncclBroadcast(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| broadcast(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
+    boundary_of_call(|| broadcast(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
 }
 
 pub(super) fn bcast(
@@ -299,7 +303,7 @@ pub unsafe extern "C" fn ncclBcast(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| bcast(buff, count, datatype, root, comm, stream).launch())
+    boundary_of_call(|| bcast(buff, count, datatype, root, comm, stream).launch())
 }
 
 pub(super) fn reduce(
@@ -346,7 +350,9 @@ pub unsafe extern "C" fn ncclReduce(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| reduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream).launch())
+    boundary_of_call(|| {
+        reduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream).launch()
+    })
 }
 
 pub(super) fn reduce_scatter(
@@ -391,7 +397,9 @@ pub unsafe extern "C" fn ncclReduceScatter(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| reduce_scatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream).launch())
+    boundary_of_call(|| {
+        reduce_scatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream).launch()
+    })
 }
 
 pub(super) fn all_gather(
@@ -435,7 +443,7 @@ pub unsafe extern "C" fn ncclAllGather(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| all_gather(sendbuff, recvbuff, sendcount, datatype, comm, stream).launch())
+    boundary_of_call(|| all_gather(sendbuff, recvbuff, sendcount, datatype, comm, stream).launch())
 }
 
 pub(super) fn all_to_all(
@@ -478,7 +486,7 @@ pub unsafe extern "C" fn ncclAlltoAll(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| all_to_all(sendbuff, recvbuff, count, datatype, comm, stream).launch())
+    boundary_of_call(|| all_to_all(sendbuff, recvbuff, count, datatype, comm, stream).launch())
 }
 
 pub(super) fn gather(
@@ -524,7 +532,7 @@ pub unsafe extern "C" fn ncclGather(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| gather(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
+    boundary_of_call(|| gather(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
 }
 
 pub(super) fn scatter(
@@ -570,7 +578,7 @@ pub unsafe extern "C" fn ncclScatter(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| scatter(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
+    boundary_of_call(|| scatter(sendbuff, recvbuff, count, datatype, root, comm, stream).launch())
 }
 
 unsafe fn send(

@@ -10,6 +10,7 @@ pub(crate) mod rank_info;
 pub mod redop;
 mod team;
 
+use crate::cancel::Uncancelled;
 use crate::device::{Device, Executor, Stream, wait_while};
 use crate::error::{Code, Error, Quick, Result, Site};
 use crate::log::{self, Level, Subsystem};
@@ -317,6 +318,7 @@ impl Communicator {
             // Counting references costs more than finding the programs.
             return Ok(Cow::Borrowed(programs));
         }
+        let _whole = Uncancelled::begin();
         let programs = self.remembered(key, CallOptions::default())?;
         // Another call may have its place already.
         let _ = first.set((key, programs.clone()));

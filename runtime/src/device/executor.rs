@@ -2,6 +2,7 @@
 
 use super::{Device, Stream, cuda, host};
 use crate::bootstrap::Gather;
+use crate::cancel::Uncancelled;
 use crate::error::{Error, Quick, Result};
 use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::link::{Edge, Lanes};
@@ -242,6 +243,7 @@ impl Executor {
         if let (Executor::Host(endpoint), Stream::Host(stream)) = (self, stream) {
             return stream.launch(endpoint, programs, call, None);
         }
+        let _whole = Uncancelled::begin();
         let operation = Operation::Collective(programs.clone(), *call);
         Ok(self.submit(operation, stream, false, Told::Nobody)?)
     }

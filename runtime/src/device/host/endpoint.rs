@@ -18,9 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// A lock that every small call takes and nobody waits for: who has it, has it for a moment. Its end
-/// is a plain store, where that of a lock with sleepers is an instruction that takes as long as all
-/// else of a lock.
+/// A lock that every small call takes. Who has it, has it for a moment, so nobody sleeps to wait for
+/// it, and it ends with a plain store: with sleepers its end would take as long as its begin.
 pub(super) type ShortMutex<T> = SpinMutex<T, Yield>;
 /// The right to use what a [`ShortMutex`] protects.
 pub(super) type ShortGuard<'a, T> = SpinMutexGuard<'a, T, Yield>;

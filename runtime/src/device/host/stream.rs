@@ -10,6 +10,7 @@ use super::event::Event;
 use super::graph::Capture;
 use super::task::{Failed, Step, Task, WRITERS, Work, try_now};
 use super::worker;
+use crate::cancel::Uncancelled;
 use crate::error::{Error, Quick, Result};
 use crate::op::follow::Runs;
 use crate::op::{Call, Operation, Programs};
@@ -164,12 +165,14 @@ impl Stream {
     ) -> Quick<()> {
         let mut queue = self.queue();
         if let Some(capture) = &mut queue.capture {
+            let _whole = Uncancelled::begin();
             let operation = Operation::Collective(programs.clone(), *call);
             return Ok(capture.add(Work::Operation(endpoint.clone(), operation, runs))?);
         }
         // Whoever is told may not return, and is not called with the lock.
         let is_told = runs.is_some();
         if self.pending.load(Ordering::Acquire) > 0 || is_told || endpoint.is_followed() {
+            let _whole = Uncancelled::begin();
             if is_told {
                 self.tells(&endpoint.rank);
             }
@@ -189,6 +192,7 @@ impl Stream {
         match try_now(endpoint, programs, call, (INLINE, self.number())) {
             Ok(result) => result,
             Err(task) => {
+                let _whole = Uncancelled::begin();
                 self.pending.fetch_add(1, Ordering::SeqCst);
                 queue.tasks.push_back(Task::Running(task));
                 drop(queue);

@@ -8,6 +8,7 @@ use super::graph::{Graph, GraphRun};
 use super::one_sided::OneSidedTask;
 use super::suspicion::suspect;
 use super::worker;
+use crate::cancel::Uncancelled;
 use crate::clock;
 use crate::error::{Error, Quick, Result, Site};
 use crate::log::{self, Level, Subsystem};
@@ -358,6 +359,7 @@ pub(super) fn try_now(
             Visit::Waiting { .. } => {}
         }
     }
+    let _whole = Uncancelled::begin();
     let (recorded, kind) = ((called, what), Kind::Collective(progress.keep(programs.clone())));
     let mut operation = Running::new(endpoint.clone(), recorded, kind, None);
     match failed.map(|error| operation.conclude(*error)) {

@@ -9,6 +9,7 @@ use super::kernels::fold;
 use super::pull;
 use super::scale::Scaled;
 use super::worker::crowded;
+use crate::cancel::Uncancelled;
 use crate::error::{Error, Quick, Result};
 use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
 use crate::link::{MESSAGE_BYTES, Message, Received};
@@ -194,6 +195,8 @@ impl Progress {
         if let Some(ended) = endpoint.ended(&guard) {
             return Visit::Done(Err(ended.into()));
         }
+        // A network is used by calls of the system.
+        let _whole = guard.networked.then(Uncancelled::begin);
         let (bound, state, run) = (self.bound(programs), &mut *guard, self);
         let (left, polls, moved) = (budget.bytes, 0, false);
         let mut visit = VisitState { programs, bound, run, endpoint, state, left, polls, moved };
