@@ -108,18 +108,19 @@ impl<T: 'static> Place<T> {
         Self { entry: AtomicPtr::new(null_mut()), owns: PhantomData }
     }
 
-    fn swap(&self, entry: Option<Box<Entry<T>>>) -> Option<Box<Entry<T>>> {
-        let old = self.entry.swap(entry.map_or(null_mut(), Box::into_raw), Ordering::SeqCst);
-        // SAFETY: a non-null pointer came from a box by the line above, and only the caller that
-        // takes it out has it.
+    #[inline]
+    fn take(&self) -> Option<Box<Entry<T>>> {
+        let old = self.entry.swap(null_mut(), Ordering::SeqCst);
+        // SAFETY: a non-null pointer came from a box in `keep`, and only the caller that takes it
+        // out has it.
         (!old.is_null()).then(|| unsafe { Box::from_raw(old) })
     }
 
     /// Keeps a look-up of the calling thread, whose place this is, unless a handle was removed
-    /// meanwhile. A removal first counts itself and then empties the places, so one of the two sees
-    /// the other. Only a removal in the nanoseconds in which this store is on its way does not: then
-    /// the object is kept until the thread's next look-up, or the next removal. A store that waits
-    /// until all see it would take as long as the rest of a look-up.
+    /// meanwhile. A removal first counts itself and then empties the places, so one of the two
+    /// sees the other. Only a removal in the nanoseconds in which this store is on its way does
+    /// not: then the object is kept until the next removal, the thread's next look-up, or its end.
+    /// A store that waits until all see it would take as long as the rest of a look-up.
     #[inline]
     fn keep(&self, entry: Box<Entry<T>>, removals: &AtomicU64) {
         if !self.entry.load(Ordering::Relaxed).is_null() {
@@ -129,7 +130,7 @@ impl<T: 'static> Place<T> {
         let then = entry.removals;
         self.entry.store(Box::into_raw(entry), Ordering::Release);
         if removals.load(Ordering::SeqCst) != then {
-            drop(self.swap(None));
+            drop(self.take());
         }
     }
 }
@@ -173,7 +174,7 @@ impl<T> Drop for Cache<T> {
         let taken = self.0.take();
         // A thread of the parent may have held the lock of the places at the fork.
         if let Some((table, place)) = taken.filter(|_| !fork::forked()) {
-            drop(place.swap(None));
+            drop(place.take());
             table.places().free.push(place);
         }
     }
@@ -290,7 +291,7 @@ impl<T> Handles<T> {
     /// Returns the same as [`get`](Self::get), with the calling thread's last look-up kept in
     /// `cache`, which belongs to this table alone. Takes no lock if the last look-up was of this
     /// handle and no handle of the kind was removed since; cheap enough for every call. The kept
-    /// object does not outlive the handle.
+    /// object does not outlive the handle, but for the moment that `Place::keep` tells of.
     #[inline]
     pub fn get_cached(
         &'static self,
@@ -325,7 +326,7 @@ impl<T> Handles<T> {
             return find().map(Lent::from);
         };
         let removals = self.removals.load(Ordering::SeqCst);
-        let mut kept = place.swap(None);
+        let mut kept = place.take();
         if let Some(entry) = kept.take_if(|e| (e.handle, e.removals) == (key, removals)) {
             return Ok(Lent(Some(entry), PhantomData));
         }
@@ -342,7 +343,7 @@ impl<T> Handles<T> {
     }
 
     /// Ends a handle and returns its object, which is then kept only by threads that are in a call
-    /// with it.
+    /// with it, or just leave one.
     pub fn remove(&self, handle: usize) -> std::result::Result<Arc<T>, Dead> {
         let (index, generation) = self.parse(handle)?;
         let slot = self.slot(index).ok_or(Dead::Alien)?;
@@ -354,7 +355,7 @@ impl<T> Handles<T> {
         drop(slot);
         self.removals.fetch_add(1, Ordering::SeqCst);
         // Dropped without the lock.
-        let kept: Vec<_> = self.places().all.iter().filter_map(|place| place.swap(None)).collect();
+        let kept: Vec<_> = self.places().all.iter().filter_map(|place| place.take()).collect();
         drop(kept);
         self.free.lock().unwrap_or_else(|e| e.into_inner()).0.push(index);
         Ok(object)
@@ -377,7 +378,7 @@ mod tests {
         }
         let look = |handle| HANDLES.get_cached(handle, &CACHE).map(|v| **v);
         assert_eq!((look(first), look(first)), (Ok(7), Ok(7)));
-        let kept = CACHE.with(|cache| cache.place(&HANDLES).swap(None));
+        let kept = CACHE.with(|cache| cache.place(&HANDLES).take());
         assert_eq!(kept.map(|entry| entry.handle), Some(first), "it came back");
         assert_eq!(HANDLES.remove(first).map(|v| *v), Ok(7));
         assert_eq!(look(first), Err(Dead::Destroyed));
@@ -442,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_while_threads_look_up_leave_nothing_behind() {
+    fn removals_while_threads_look_up_leave_nothing_behind_the_next_one() {
         static HANDLES: Handles<u32> = Handles::new(3);
         thread_local! {
             static CACHE: Cache<u32> = const { Cache::new() };
@@ -463,6 +464,8 @@ mod tests {
                 start.wait();
                 drop(HANDLES.remove(handle));
                 done.wait();
+                // What a call that ended just then has kept goes with the next handle.
+                drop(HANDLES.remove(HANDLES.insert(Arc::new(round)).unwrap()));
                 let left = Arc::strong_count(&object);
                 end.wait();
                 left

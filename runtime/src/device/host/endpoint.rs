@@ -1,6 +1,7 @@
 //! A rank on the host device: its links, its counters, and its access to the memory of its peers.
 
 use super::arena::Arena;
+use super::lock::{CallGuard, CallMutex};
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
 use crate::link::message::{DONE_WITHIN, HEADER_BYTES, MessageEdge};
@@ -11,18 +12,10 @@ use crate::op::follow::{Follower, Lane, Present, Watcher};
 use crate::os::memory::Mapping;
 use crate::rank::{Links, Rank, broken};
 use oxccl_plan::Carrier;
-use spin::mutex::{SpinMutex, SpinMutexGuard};
-use spin::relax::Yield;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
-
-/// A lock that every small call takes. Who has it, has it for a moment, so nobody sleeps to wait for
-/// it, and it ends with a plain store: with sleepers its end would take as long as its begin.
-pub(super) type ShortMutex<T> = SpinMutex<T, Yield>;
-/// The right to use what a [`ShortMutex`] protects.
-pub(super) type ShortGuard<'a, T> = SpinMutexGuard<'a, T, Yield>;
 
 /// The way in which this rank reaches the user memory of a peer.
 pub enum PeerMemory {
@@ -126,7 +119,7 @@ pub struct Endpoint {
     pub edge_slot_bytes: usize,
     /// True once the network that reduces has refused a buffer.
     refused: AtomicBool,
-    state: ShortMutex<State>,
+    state: CallMutex<State>,
     /// The followers of messages, if somebody has them followed.
     followers: OnceLock<Followers>,
 }
@@ -167,7 +160,7 @@ impl Endpoint {
             memory,
             user: vec![(Place::There(0), Place::There(0)); nranks],
         };
-        let (all_mapped, refused, state) = (false, AtomicBool::new(false), ShortMutex::new(state));
+        let (all_mapped, refused, state) = (false, AtomicBool::new(false), CallMutex::new(state));
         let followers = OnceLock::new();
         Self { rank, one_process, all_mapped, edge_slot_bytes, refused, state, followers }
     }
@@ -182,7 +175,7 @@ impl Endpoint {
 
     /// Returns the locked state, for the running operation.
     #[inline]
-    pub fn state(&self) -> ShortGuard<'_, State> {
+    pub fn state(&self) -> CallGuard<'_, State> {
         self.state.lock()
     }
 
@@ -192,7 +185,7 @@ impl Endpoint {
     }
 
     /// Returns the locked state, unless an operation is running just now.
-    pub fn try_state(&self) -> Option<ShortGuard<'_, State>> {
+    pub fn try_state(&self) -> Option<CallGuard<'_, State>> {
         self.state.try_lock()
     }
 
@@ -436,8 +429,10 @@ impl Endpoint {
         let mut state = self.state();
         let in_use = state.switch_edge().and_then(|edge| edge.buffers_in_use());
         let Some(in_use) = in_use else { return };
-        drop(state.take_switch());
+        let switch = state.take_switch();
         drop(state);
+        // Its end may wait for the plugin.
+        drop(switch);
         // Another thread, which registers a buffer, may give the network back only later.
         let until = Instant::now() + GIVEN_BACK;
         while in_use.strong_count() > 0 && Instant::now() < until {

@@ -7,6 +7,7 @@ pub mod event;
 pub mod exchange;
 pub mod graph;
 pub mod kernels;
+pub mod lock;
 pub mod one_sided;
 pub mod pull;
 pub mod reach;

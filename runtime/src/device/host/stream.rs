@@ -5,9 +5,10 @@
 //! waits for a peer.
 
 use super::collective::Budget;
-use super::endpoint::{Endpoint, ShortGuard, ShortMutex};
+use super::endpoint::Endpoint;
 use super::event::Event;
 use super::graph::Capture;
+use super::lock::{CallGuard, CallMutex};
 use super::task::{Failed, Step, Task, WRITERS, Work, try_now};
 use super::worker;
 use crate::cancel::Uncancelled;
@@ -37,7 +38,7 @@ pub(super) const VISIT: Budget = Budget { polls: 32, bytes: 1 << 20 };
 /// A stream of the host device.
 #[derive(Default)]
 pub struct Stream {
-    queue: ShortMutex<Queue>,
+    queue: CallMutex<Queue>,
     current: Mutex<Option<Task>>,
     /// The number of tasks that are not complete: in the queue, or current.
     pending: AtomicUsize,
@@ -78,7 +79,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Stream {
     /// Returns the locked queue, after dropping a capture that is over.
     #[inline]
-    fn queue(&self) -> ShortGuard<'_, Queue> {
+    fn queue(&self) -> CallGuard<'_, Queue> {
         let mut queue = self.queue.lock();
         if queue.capture.as_ref().is_some_and(|capture| !capture.is_live()) {
             queue.capture = None;
@@ -113,7 +114,7 @@ impl Stream {
     /// Appends work to the stream, which does not capture, as [`enqueue`](Self::enqueue) does.
     fn push(
         self: &Arc<Self>,
-        mut queue: ShortGuard<'_, Queue>,
+        mut queue: CallGuard<'_, Queue>,
         work: Work,
         inline: bool,
     ) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Work as it is called or captured, and tasks, which are work under way.
 
-use super::collective::{self, Budget, Progress, Visit};
+use super::collective::{self, Budget, Position, Visit};
 use super::endpoint::Endpoint;
 use super::event::Record;
 use super::exchange::Exchange;
@@ -343,12 +343,12 @@ pub(super) fn try_now(
     let what = What::collective(programs, call);
     let called = recorder.call(&what, stream);
     let number = called.number;
-    let mut progress = Progress::new(endpoint, programs, call);
+    let mut position = Position::new(endpoint, programs, call);
     let mut failed = None;
     if recorder.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none() {
         endpoint.note_operation(number);
         endpoint.pass_followers();
-        let visit = catch_unwind(AssertUnwindSafe(|| progress.visit(programs, endpoint, budget)));
+        let visit = catch_unwind(AssertUnwindSafe(|| position.visit(programs, endpoint, budget)));
         let visit = visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic).into())));
         match visit {
             Visit::Done(Ok(())) => {
@@ -360,7 +360,7 @@ pub(super) fn try_now(
         }
     }
     let _whole = Uncancelled::begin();
-    let (recorded, kind) = ((called, what), Kind::Collective(progress.keep(programs.clone())));
+    let (recorded, kind) = ((called, what), Kind::Collective(position.keep(programs.clone())));
     let mut operation = Running::new(endpoint.clone(), recorded, kind, None);
     match failed.map(|error| operation.conclude(*error)) {
         Some(Step::Done(result)) => Ok(result.map_err(|failed| Box::new(failed.tell()))),

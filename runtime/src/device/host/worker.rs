@@ -27,7 +27,7 @@ const IDLE: Duration = Duration::from_millis(50);
 /// A waiting thread spins this many rounds, then yields its core this many times, then sleeps.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 2000;
-const NAP: Duration = Duration::from_micros(50);
+pub(super) const NAP: Duration = Duration::from_micros(50);
 
 /// True if several streams had work at the last look.
 static SEVERAL: AtomicBool = AtomicBool::new(false);

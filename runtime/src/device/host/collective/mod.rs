@@ -78,11 +78,11 @@ pub fn capacity(edge_slot_bytes: usize, dtype: DataType) -> Capacity {
 /// A collective under way.
 pub struct Running {
     programs: Arc<Programs>,
-    at: Progress,
+    at: Position,
 }
 
 /// How far a collective has come.
-pub struct Progress {
+pub struct Position {
     call: Call,
     label: Label,
     /// The same with the tag of all collectives so far, by which ranks that share memory compare.
@@ -100,7 +100,7 @@ pub struct Progress {
     /// The round of the window. Windows overlap where the program has several.
     round: u32,
     step: usize,
-    /// Progress within a step, in bytes or ranks.
+    /// Position within a step, in bytes or ranks.
     cursor: usize,
     /// The multiplied copy of the input, if the call multiplies it first.
     scaled: Option<Box<Scaled>>,
@@ -122,7 +122,7 @@ enum Stage {
 impl Running {
     /// Creates the state of a call with the programs that were chosen for it.
     pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: &Call) -> Self {
-        let at = Progress::new(endpoint, &programs, call);
+        let at = Position::new(endpoint, &programs, call);
         Self { programs, at }
     }
 
@@ -156,7 +156,7 @@ impl Running {
     }
 }
 
-impl Progress {
+impl Position {
     /// Creates the state of a call with the programs that were chosen for it.
     #[inline]
     pub fn new(endpoint: &Endpoint, programs: &Programs, call: &Call) -> Self {
@@ -253,7 +253,7 @@ struct VisitState<'a> {
     programs: &'a Programs,
     /// The program that runs.
     bound: &'a Bound,
-    run: &'a mut Progress,
+    run: &'a mut Position,
     endpoint: &'a Endpoint,
     state: &'a mut State,
     /// Bytes that this visit may still move.
