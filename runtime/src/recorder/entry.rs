@@ -129,6 +129,12 @@ pub struct Called {
 }
 
 impl What {
+    /// Returns the descriptor of the operation.
+    #[inline]
+    pub fn descriptor(&self) -> Descriptor {
+        self.descriptor
+    }
+
     /// Returns the number of the kind of a collective; `None` for other operations.
     #[inline]
     pub(super) fn collective_kind(&self) -> Option<usize> {

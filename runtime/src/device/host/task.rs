@@ -343,7 +343,7 @@ pub(super) fn try_now(
     let what = What::collective(programs, call);
     let called = recorder.call(&what, stream);
     let number = called.number;
-    let mut position = Position::new(endpoint, programs, call);
+    let mut position = Position::new(endpoint, programs, call, what.descriptor());
     let mut failed = None;
     if recorder.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none() {
         endpoint.note_operation(number);

@@ -406,7 +406,7 @@ impl Segment {
     ) {
         let lines = len.div_ceil(PACKET_DATA);
         for line in 0..lines {
-            if line % TOGETHER == 0 {
+            if line % TOGETHER == 0 && lines > 1 {
                 // Stores wait for one line after the other.
                 for next in line..lines.min(line + TOGETHER) {
                     fetch_for_writing(&self.packet(local, slot, next)[0]);
@@ -509,6 +509,19 @@ impl Segment {
         }
         let number = &self.packet(local, slot, (from + len - 1) / PACKET_DATA)[7];
         (0..looks).any(|_| number.load(Ordering::Acquire) == epoch)
+    }
+
+    /// Returns where so many published bytes from byte `from` on lie, if one packet has them all.
+    #[inline]
+    pub fn in_one_packet(
+        &self,
+        (local, slot): (usize, usize),
+        from: usize,
+        len: usize,
+    ) -> Option<*const u8> {
+        let (line, offset) = (from / PACKET_DATA, from % PACKET_DATA);
+        let fits = offset + len <= PACKET_DATA && len > 0;
+        fits.then(|| self.packet(local, slot, line).as_ptr().cast::<u8>().wrapping_add(offset))
     }
 
     fn window_word(&self, local: usize, number: u64, word: usize) -> &AtomicU64 {

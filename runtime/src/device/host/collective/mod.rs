@@ -13,7 +13,7 @@ use crate::cancel::Uncancelled;
 use crate::error::{Error, Quick, Result};
 use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
 use crate::link::{MESSAGE_BYTES, Message, Received};
-use crate::op::descriptor::Label;
+use crate::op::descriptor::{Descriptor, Label};
 use crate::op::{Bound, Call, Programs};
 use crate::os::copy::{copy, stream_fence};
 use crate::rank::agreement::{self, CurrentOp};
@@ -122,7 +122,7 @@ enum Stage {
 impl Running {
     /// Creates the state of a call with the programs that were chosen for it.
     pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: &Call) -> Self {
-        let at = Position::new(endpoint, &programs, call);
+        let at = Position::new(endpoint, &programs, call, programs.descriptor(call));
         Self { programs, at }
     }
 
@@ -157,12 +157,18 @@ impl Running {
 }
 
 impl Position {
-    /// Creates the state of a call with the programs that were chosen for it.
+    /// Creates the state of a call with the programs that were chosen for it, which is described
+    /// so.
     #[inline]
-    pub fn new(endpoint: &Endpoint, programs: &Programs, call: &Call) -> Self {
+    pub fn new(
+        endpoint: &Endpoint,
+        programs: &Programs,
+        call: &Call,
+        descriptor: Descriptor,
+    ) -> Self {
         let room = capacity(endpoint.edge_slot_bytes, call.dtype);
         let carrier = programs.any.carrier;
-        let label: Label = programs.descriptor(call).into();
+        let label: Label = descriptor.into();
         let stage = if call.scale.is_some() { Stage::Scaling } else { Stage::New };
         let geometry = Geometry::new(&programs.any.plan.layout, call.count, &room);
         let (seq, phase_base, window, round, step, cursor) = (0, 0, 0, 0, 0, 0);

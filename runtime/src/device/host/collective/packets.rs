@@ -97,26 +97,68 @@ impl<'a> VisitState<'a> {
         Ok(poll)
     }
 
+    /// Returns the byte offset of a slice, and its length: there is one window, of one part.
+    #[inline]
+    fn extent(&self, slice: Slice) -> (usize, usize) {
+        let len = self.run.call.count as usize * self.run.call.dtype.size();
+        (slice.block as usize * len, len)
+    }
+
+    /// Returns whether the last packet of a peer's slice has come.
+    #[inline]
+    fn has_come(&self, packets: Packets<'_>, peer: u32, src: Slice) -> bool {
+        let Packets { segment, slot, mark, .. } = packets;
+        let (offset, len) = self.extent(src);
+        // Most often a packet is under way: looks that follow each other closely see it first.
+        let looks = if crowded() { 1 } else { LOOKS };
+        segment.has_last_packet((peer as usize, slot), offset, len, mark, looks)
+    }
+
+    /// Notes that a peer's packets have come: it has signalled.
+    #[inline]
+    fn hear(&mut self, packets: Packets<'_>, peer: u32) {
+        let known = &mut self.state.known[peer as usize];
+        if !reached(*known, packets.signal) {
+            *known = packets.signal;
+        }
+    }
+
     /// Copies a peer's slice from its packets. Returns false if they have not come.
     #[inline]
     fn unpack(&mut self, packets: Packets<'_>, peer: u32, src: Slice, to: *mut u8) -> bool {
-        let Packets { segment, slot, mark, signal } = packets;
-        let (offset, len) = self.range(peer, src);
-        // Most often a packet is under way: looks that follow each other closely see it first.
-        let looks = if crowded() { 1 } else { LOOKS };
-        if !segment.has_last_packet((peer as usize, slot), offset, len, mark, looks) {
-            return false;
-        }
+        let Packets { segment, slot, mark, .. } = packets;
+        let (offset, len) = self.extent(src);
         // SAFETY: `to` has room for the slice; what is published fits the packets.
-        let read = unsafe { segment.read_packets(peer as usize, slot, offset, to, len, mark) };
-        let known = &mut self.state.known[peer as usize];
-        if read && len > 0 && !reached(*known, signal) {
-            *known = signal;
+        let read = self.has_come(packets, peer, src)
+            && unsafe { segment.read_packets(peer as usize, slot, offset, to, len, mark) };
+        if read && len > 0 {
+            self.hear(packets, peer);
         }
         read
     }
 
-    /// Folds the slices of all peers and this rank's own one, in rank order.
+    /// Returns where a peer's slice lies: in its packet, or in memory of this rank to which several
+    /// are copied. `None` if they have not come.
+    #[inline]
+    fn operand(&mut self, packets: Packets<'_>, peer: u32, src: Slice) -> Option<*const u8> {
+        let (offset, len) = self.extent(src);
+        let place = (peer as usize, packets.slot);
+        // The peer writes there again only after this rank's next signal.
+        if let Some(at) = packets.segment.in_one_packet(place, offset, len) {
+            return self.has_come(packets, peer, src).then(|| {
+                self.hear(packets, peer);
+                at
+            });
+        }
+        let words = self.endpoint.rank.nranks as usize * UNPACKED;
+        if self.state.unpacked.len() < words {
+            self.state.unpacked.resize(words, 0);
+        }
+        let to: *mut u8 = self.state.unpacked[peer as usize * UNPACKED..].as_mut_ptr().cast();
+        self.unpack(packets, peer, src, to).then(|| to.cast_const())
+    }
+
+    /// Folds the slices of all peers and this rank's own one, of its input, in rank order.
     #[inline]
     fn reduce_packets(
         &mut self,
@@ -126,9 +168,6 @@ impl<'a> VisitState<'a> {
         finish: bool,
     ) -> Poll {
         let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
-        if self.state.unpacked.len() < nranks as usize * UNPACKED {
-            self.state.unpacked.resize(nranks as usize * UNPACKED, 0);
-        }
         // Each rank starts with another peer, so that not all ask for the same line at once. Those
         // that take turns on a processor do not in any case.
         let first = if ranks_per_processor(nranks as usize) > 1 { 0 } else { rank + 1 };
@@ -136,22 +175,17 @@ impl<'a> VisitState<'a> {
             let next = first + self.run.cursor as u32;
             let peer = if next < nranks { next } else { next - nranks };
             if peer != rank {
-                let room = &mut self.state.unpacked[peer as usize * UNPACKED..];
-                let to = room.as_mut_ptr().cast();
-                if !self.unpack(packets, peer, src, to) {
-                    return Poll::Wait(peer);
-                }
+                let Some(from) = self.operand(packets, peer, src) else { return Poll::Wait(peer) };
+                self.state.sources[peer as usize] = from;
             }
             self.run.cursor += 1;
         }
-        let ((mine, len), (to, _), how) = (self.own(own), self.own(dst), self.how(finish, 0));
-        let state = &mut *self.state;
-        for (peer, from) in state.sources.iter_mut().enumerate() {
-            *from = state.unpacked[peer * UNPACKED..].as_ptr().cast();
-        }
-        state.sources[rank as usize] = mine;
-        // SAFETY: sources and destination hold `len` bytes each, and are this rank's.
-        unsafe { fold(&[to], &state.sources, len, how) };
+        debug_assert_eq!((own.buffer, dst.buffer), (Buffer::Input, Buffer::Output));
+        let ((from, len), (at, _), call) = (self.extent(own), self.extent(dst), &self.run.call);
+        let (input, output, how) = (call.input, call.output, self.how(finish, 0));
+        self.state.sources[rank as usize] = input.wrapping_add(from);
+        // SAFETY: sources and destination hold `len` bytes each, and nobody else writes there.
+        unsafe { fold(&[output.wrapping_add(at)], &self.state.sources, len, how) };
         self.spend(len);
         Poll::Ready
     }
