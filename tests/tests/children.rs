@@ -752,6 +752,8 @@ fn suspended_communicators_take_no_operations_and_less_memory() {
         };
         use ncclCommMemStat_t::*;
         comm.works();
+        // Several packets of a rank are put together in memory of the communicator.
+        assert_eq!(comm.sum(100), Ok(3.0));
         let before = stat(ncclStatGpuMemSuspend);
         assert!(before > 0);
         assert_eq!(stat(ncclStatGpuMemTotal), before + stat(ncclStatGpuMemPersist));
