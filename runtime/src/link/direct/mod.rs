@@ -32,9 +32,12 @@ pub const STAGE_SLOT_BYTES: usize = 256 << 10;
 /// The size of a page; the parts of a segment are whole pages.
 const PAGE: usize = 4096;
 
+/// A rank's signals, the tags of its collectives and its entry words share a line: peers look at
+/// them one after the other.
 const PHASE_AT: usize = 0;
+const TAGS_AT: usize = 8;
+const ENTRY_AT: usize = TAGS_AT + TAGS as usize * 8;
 const STATE_AT: usize = LINE;
-const ENTRY_AT: usize = 2 * LINE;
 const WRITING_AT: usize = 4 * LINE;
 const OUT_AT: usize = 5 * LINE;
 const PULSE_AT: usize = 6 * LINE;
@@ -52,12 +55,13 @@ pub const WINDOWS: usize = 64;
 /// Signals of a rank for each of its peers.
 pub const SIGNALS: u32 = 64;
 /// Collectives whose tags are kept beside a rank's signals.
-const TAGS: u64 = 4;
+const TAGS: u64 = 3;
 /// Collectives whose descriptors a rank keeps for its peers to look up.
 pub const RING: u64 = 64;
 /// Bytes of the longest text of a failure record.
 pub const RECORD_TEXT: usize = 1000;
 
+const _: () = assert!(ENTRY_AT + 2 * 2 * 8 <= STATE_AT);
 const _: () = assert!(RING_AT + RING as usize * 16 <= RECORD_AT);
 const _: () = assert!(RECORD_AT + 24 + RECORD_TEXT <= PACKETS_AT);
 const _: () = assert!(PACKETS_AT + 2 * PACKETS * LINE <= WINDOWS_AT);
@@ -247,7 +251,7 @@ impl Segment {
     }
 
     fn tag(&self, local: usize, seq: u64) -> &AtomicU64 {
-        self.word(self.rank(local) + PHASE_AT + 8 * (1 + (seq % TAGS) as usize))
+        self.word(self.rank(local) + TAGS_AT + 8 * (seq % TAGS) as usize)
     }
 
     fn ring(&self, local: usize, seq: u64, word: usize) -> &AtomicU64 {
@@ -336,7 +340,7 @@ impl Segment {
 
     /// Returns entry word `i` of 2 in entry slot `slot` of 2.
     pub fn entry(&self, local: usize, slot: usize, i: usize) -> &AtomicU64 {
-        self.word(self.rank(local) + ENTRY_AT + slot * LINE + i * 8)
+        self.word(self.rank(local) + ENTRY_AT + (slot * 2 + i) * 8)
     }
 
     /// Returns the start of a stage slot.
