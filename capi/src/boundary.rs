@@ -106,6 +106,7 @@ pub(crate) fn involve(comm: &Arc<Communicator>) {
 /// work that was left half done must not be continued.
 #[cold]
 fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let _whole = Uncancelled::begin();
     let error = Error::panicked(panic);
     if let Ok(Some(comm)) = INVOLVED.try_with(Cell::take) {
         // No panic may leave `fail` either.

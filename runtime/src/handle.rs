@@ -4,6 +4,7 @@
 //! their table is never freed, so a dead handle is detected instead of followed. The tag makes the
 //! handle an address that no process can have: it differs from every CUDA handle.
 
+use crate::cancel::Uncancelled;
 use crate::error::{Error, Result};
 use crate::fork;
 use std::cell::Cell;
@@ -95,6 +96,15 @@ struct Entry<T: 'static> {
     home: Option<(&'static Handles<T>, &'static Place<T>)>,
 }
 
+impl<T> Entry<T> {
+    /// Forgets a look-up. The object may end with it, in calls of the system.
+    #[cold]
+    fn end(self: Box<Self>) {
+        let _whole = Uncancelled::begin();
+        drop(self);
+    }
+}
+
 /// The place where a thread keeps its last look-up between its calls. Other threads access the
 /// place only when a handle is removed, so it stays in the processor's own cache.
 #[repr(align(128))]
@@ -125,12 +135,12 @@ impl<T: 'static> Place<T> {
     fn keep(&self, entry: Box<Entry<T>>, removals: &AtomicU64) {
         if !self.entry.load(Ordering::Relaxed).is_null() {
             // That of a call within this one. Only this thread keeps look-ups here.
-            return;
+            return entry.end();
         }
         let then = entry.removals;
         self.entry.store(Box::into_raw(entry), Ordering::Release);
         if removals.load(Ordering::SeqCst) != then {
-            drop(self.take());
+            self.take().into_iter().for_each(Entry::end);
         }
     }
 }
@@ -205,10 +215,10 @@ impl<T> Deref for Lent<T> {
 impl<T> Drop for Lent<T> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(entry) = self.0.take()
-            && let Some((table, place)) = entry.home
-        {
-            place.keep(entry, &table.removals);
+        let Some(entry) = self.0.take() else { return };
+        match entry.home {
+            Some((table, place)) => place.keep(entry, &table.removals),
+            None => entry.end(),
         }
     }
 }
@@ -330,6 +340,9 @@ impl<T> Handles<T> {
         if let Some(entry) = kept.take_if(|e| (e.handle, e.removals) == (key, removals)) {
             return Ok(Lent(Some(entry), PhantomData));
         }
+        // Objects are looked for, and may end, before the guard does.
+        let _whole = Uncancelled::begin();
+        let kept = kept;
         let (object, home) = (find()?, Some((self, place)));
         let entry = Entry { handle: key, removals, object, home };
         let entry = match kept {

@@ -82,6 +82,7 @@ impl Stream {
     fn queue(&self) -> CallGuard<'_, Queue> {
         let mut queue = self.queue.lock();
         if queue.capture.as_ref().is_some_and(|capture| !capture.is_live()) {
+            let _whole = Uncancelled::begin();
             queue.capture = None;
         }
         queue
