@@ -50,21 +50,17 @@ pub(crate) fn boundary<T: Into<ncclResult_t>>(
     body: impl FnOnce() -> Result<T, Error>,
 ) -> ncclResult_t {
     let _whole = Uncancelled::begin();
-    caught(body).map_or_else(failed, T::into)
+    boundary_of_call(body)
 }
 
 /// Runs the body of a call that most often ends without a call of the system, as [`boundary`] does.
 /// The body itself keeps the thread from being cancelled in everything else: to do so here would
 /// take a tenth of a small call.
 #[inline]
-pub(crate) fn boundary_of_call(body: impl FnOnce() -> Result<(), Error>) -> ncclResult_t {
-    caught(body).map_or_else(
-        |error| {
-            let _whole = Uncancelled::begin();
-            failed(error)
-        },
-        <()>::into,
-    )
+pub(crate) fn boundary_of_call<T: Into<ncclResult_t>>(
+    body: impl FnOnce() -> Result<T, Error>,
+) -> ncclResult_t {
+    caught(body).map_or_else(failed, T::into)
 }
 
 impl From<()> for ncclResult_t {
@@ -117,6 +113,7 @@ fn panicked(panic: &(dyn Any + Send)) -> Error {
 
 #[cold]
 fn failed(error: Error) -> ncclResult_t {
+    let _whole = Uncancelled::begin();
     let code = result(error.code());
     group::note_error(&error);
     if !fork::forked() {
