@@ -4,15 +4,16 @@
 //! their table is never freed, so a dead handle is detected instead of followed. The tag makes the
 //! handle an address that no process can have: it differs from every CUDA handle.
 
+use crate::barrier;
 use crate::cancel::Uncancelled;
 use crate::error::{Error, Result};
 use crate::fork;
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use std::thread::LocalKey;
 
@@ -85,63 +86,101 @@ pub struct Handles<T: 'static> {
     places: Mutex<Places<T>>,
 }
 
-/// A look-up, which belongs to a thread's place between its calls.
-struct Entry<T: 'static> {
-    handle: usize,
-    /// The number of removals at the look-up.
-    removals: u64,
-    object: Arc<T>,
-    /// The table, and the place that the look-up goes back to; `None` for an object that goes back
-    /// to no place.
-    home: Option<(&'static Handles<T>, &'static Place<T>)>,
-}
+/// The object of a look-up, and the handle or number that named it.
+type Kept<T> = Option<(usize, Arc<T>)>;
 
-impl<T> Entry<T> {
-    /// Forgets a look-up. The object may end with it, in calls of the system.
-    #[cold]
-    fn end(self: Box<Self>) {
-        let _whole = Uncancelled::begin();
-        drop(self);
-    }
-}
-
-/// The place where a thread keeps its last look-up between its calls. Other threads access the
-/// place only when a handle is removed, so it stays in the processor's own cache.
+/// The place where a thread keeps its last look-up. Other threads access it only when a handle is
+/// removed, so it stays in the processor's own cache, and a look-up takes no locked instruction:
+/// either a removal sees that the thread is in a call, or that call sees the removal
+/// ([`barrier`]).
 #[repr(align(128))]
 struct Place<T: 'static> {
-    entry: AtomicPtr<Entry<T>>,
-    owns: PhantomData<Entry<T>>,
+    /// `None` for the place of a single look-up, which goes with it.
+    table: Option<&'static Handles<T>>,
+    /// True while the thread uses what is kept, which only the thread tells.
+    used: AtomicBool,
+    /// The number of removals when the thread looked up what is kept. A later removal may have
+    /// taken that out. Changed with `changing` locked, by the thread.
+    looked_up: AtomicU64,
+    /// The right to change what is kept. A removal has it only while the thread is in no call that
+    /// began before.
+    changing: Mutex<()>,
+    kept: UnsafeCell<Kept<T>>,
 }
 
+// SAFETY: what is kept is changed only with the lock, by a removal only while the thread does not
+// read it, as `kept` says.
+unsafe impl<T: Send + Sync> Sync for Place<T> {}
+
 impl<T: 'static> Place<T> {
-    const fn new() -> Self {
-        Self { entry: AtomicPtr::new(null_mut()), owns: PhantomData }
+    fn new(table: Option<&'static Handles<T>>, kept: Kept<T>) -> Self {
+        Self {
+            table,
+            used: AtomicBool::new(false),
+            looked_up: AtomicU64::new(u64::MAX),
+            changing: Mutex::new(()),
+            kept: UnsafeCell::new(kept),
+        }
     }
 
+    /// Begins a use by the thread of the place, which is one of this table. Returns the number of
+    /// removals so far: what was looked up after as many stays.
     #[inline]
-    fn take(&self) -> Option<Box<Entry<T>>> {
-        let old = self.entry.swap(null_mut(), Ordering::SeqCst);
-        // SAFETY: a non-null pointer came from a box in `keep`, and only the caller that takes it
-        // out has it.
-        (!old.is_null()).then(|| unsafe { Box::from_raw(old) })
+    fn begin(&self, table: &Handles<T>) -> u64 {
+        self.used.store(true, Ordering::Relaxed);
+        barrier::light();
+        table.removals.load(Ordering::Acquire)
     }
 
-    /// Keeps a look-up of the calling thread, whose place this is, unless a handle was removed
-    /// meanwhile. A removal first counts itself and then empties the places, so one of the two
-    /// sees the other. Only a removal in the nanoseconds in which this store is on its way does
-    /// not: then the object is kept until the next removal, the thread's next look-up, or its end.
-    /// A store that waits until all see it would take as long as the rest of a look-up.
+    /// Ends the use, and what is kept if a handle was removed meanwhile.
     #[inline]
-    fn keep(&self, entry: Box<Entry<T>>, removals: &AtomicU64) {
-        if !self.entry.load(Ordering::Relaxed).is_null() {
-            // That of a call within this one. Only this thread keeps look-ups here.
-            return entry.end();
+    fn end(&self, table: &Handles<T>) {
+        let then = self.looked_up.load(Ordering::Relaxed);
+        self.used.store(false, Ordering::Release);
+        barrier::light();
+        if table.removals.load(Ordering::Acquire) != then {
+            self.clear(then);
         }
-        let then = entry.removals;
-        self.entry.store(Box::into_raw(entry), Ordering::Release);
-        if removals.load(Ordering::SeqCst) != then {
-            self.take().into_iter().for_each(Entry::end);
+    }
+
+    #[cold]
+    fn clear(&self, removals: u64) {
+        let _whole = Uncancelled::begin();
+        drop(self.change(None, removals));
+    }
+
+    /// Returns the object that the thread keeps.
+    ///
+    /// # Safety
+    /// The thread of this place calls it between [`begin`](Self::begin) and [`end`](Self::end), and
+    /// has looked up or changed what is kept since.
+    #[inline]
+    unsafe fn kept(&self) -> Option<&(usize, Arc<T>)> {
+        // SAFETY: only a removal changes it elsewhere, where it sees that this thread has not begun
+        // and that the look-up was before it; then this thread, which begins later, sees the
+        // removal, and locks before it looks.
+        unsafe { (*self.kept.get()).as_ref() }
+    }
+
+    /// Keeps something else, looked up after so many removals, and returns what was kept.
+    fn change(&self, kept: Kept<T>, removals: u64) -> Kept<T> {
+        let _changing = self.changing.lock().unwrap_or_else(|e| e.into_inner());
+        self.looked_up.store(removals, Ordering::Relaxed);
+        // SAFETY: this thread has the lock, and is the one that reads it otherwise.
+        std::mem::replace(unsafe { &mut *self.kept.get() }, kept)
+    }
+
+    /// Returns what is kept, for a removal that is the one of this number, unless the thread uses
+    /// it, or has looked it up later. Then it is no object that was removed.
+    fn take_before(&self, removal: u64) -> Kept<T> {
+        let _changing = self.changing.lock().unwrap_or_else(|e| e.into_inner());
+        let is_later = self.looked_up.load(Ordering::Relaxed) >= removal;
+        if is_later || self.used.load(Ordering::Acquire) {
+            return None;
         }
+        // SAFETY: this thread has the lock, and the place's own one reads only after it has locked,
+        // as its use begins behind the barrier of this removal.
+        unsafe { (*self.kept.get()).take() }
     }
 }
 
@@ -152,7 +191,7 @@ struct Places<T: 'static> {
 }
 
 /// The calling thread's place in a table, made when it is first needed.
-pub struct Cache<T: 'static>(Cell<Option<(&'static Handles<T>, &'static Place<T>)>>);
+pub struct Cache<T: 'static>(Cell<Option<&'static Place<T>>>);
 
 impl<T> Cache<T> {
     /// Returns a cache that has no place yet.
@@ -162,14 +201,11 @@ impl<T> Cache<T> {
 
     #[inline]
     fn place(&self, table: &'static Handles<T>) -> &'static Place<T> {
-        match self.0.get() {
-            Some((_, place)) => place,
-            None => {
-                let place = table.take_place();
-                self.0.set(Some((table, place)));
-                place
-            }
-        }
+        self.0.get().unwrap_or_else(|| {
+            let place = table.take_place();
+            self.0.set(Some(place));
+            place
+        })
     }
 }
 
@@ -181,25 +217,42 @@ impl<T> Default for Cache<T> {
 
 impl<T> Drop for Cache<T> {
     fn drop(&mut self) {
-        let taken = self.0.take();
         // A thread of the parent may have held the lock of the places at the fork.
-        if let Some((table, place)) = taken.filter(|_| !fork::forked()) {
-            drop(place.take());
-            table.places().free.push(place);
+        if let Some(place) = self.0.take().filter(|_| !fork::forked()) {
+            drop(place.change(None, u64::MAX));
+            if let Some(table) = place.table {
+                table.places().free.push(place);
+            }
         }
     }
 }
 
-/// An object that was looked up. The look-up is taken out of the thread's place and goes back at
-/// the end: counting references, which threads may share, would cost more than the look-up. A
-/// single pointer, which is passed on in a register; present until the end. It belongs to its
-/// thread, as the place does.
-pub struct Lent<T: 'static>(Option<Box<Entry<T>>>, PhantomData<*const ()>);
+/// An object that was looked up. The thread's place keeps it, also after the call: counting
+/// references, which threads may share, would cost more than the look-up. It belongs to its thread,
+/// as the place does. A single pointer, which is passed on in a register.
+pub struct Lent<T: 'static>(NonNull<Place<T>>, PhantomData<*const ()>);
 
 impl<T> From<Arc<T>> for Lent<T> {
-    /// Returns an object that goes back to no place.
+    /// Returns an object that no thread keeps.
     fn from(object: Arc<T>) -> Self {
-        Self(Some(Box::new(Entry { handle: 0, removals: 0, object, home: None })), PhantomData)
+        let place = Box::new(Place::new(None, Some((0, object))));
+        Self(NonNull::from(Box::leak(place)), PhantomData)
+    }
+}
+
+impl<T> Lent<T> {
+    #[inline]
+    fn place(&self) -> &Place<T> {
+        // SAFETY: places of threads stay, and that of a single look-up stays until its end.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Ends the place of a single look-up.
+    #[cold]
+    fn end_alone(&mut self) {
+        let _whole = Uncancelled::begin();
+        // SAFETY: it came from a box in `from`, and this is the end of its only user.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
@@ -208,17 +261,18 @@ impl<T> Deref for Lent<T> {
 
     #[inline]
     fn deref(&self) -> &Arc<T> {
-        &self.0.as_ref().expect("an object is lent until the end").object
+        // SAFETY: the use ends with this, which is of the thread of the place, and nothing else is
+        // kept until then.
+        &unsafe { self.place().kept() }.expect("an object is kept until the end").1
     }
 }
 
 impl<T> Drop for Lent<T> {
     #[inline]
     fn drop(&mut self) {
-        let Some(entry) = self.0.take() else { return };
-        match entry.home {
-            Some((table, place)) => place.keep(entry, &table.removals),
-            None => entry.end(),
+        match self.place().table {
+            Some(table) => self.place().end(table),
+            None => self.end_alone(),
         }
     }
 }
@@ -240,10 +294,10 @@ impl<T> Handles<T> {
     }
 
     #[cold]
-    fn take_place(&self) -> &'static Place<T> {
+    fn take_place(&'static self) -> &'static Place<T> {
         let mut places = self.places();
         places.free.pop().unwrap_or_else(|| {
-            let place: &'static Place<T> = Box::leak(Box::new(Place::new()));
+            let place: &'static Place<T> = Box::leak(Box::new(Place::new(Some(self), None)));
             places.all.push(place);
             place
         })
@@ -301,7 +355,7 @@ impl<T> Handles<T> {
     /// Returns the same as [`get`](Self::get), with the calling thread's last look-up kept in
     /// `cache`, which belongs to this table alone. Takes no lock if the last look-up was of this
     /// handle and no handle of the kind was removed since; cheap enough for every call. The kept
-    /// object does not outlive the handle, but for the moment that `Place::keep` tells of.
+    /// object does not outlive the handle.
     #[inline]
     pub fn get_cached(
         &'static self,
@@ -331,32 +385,33 @@ impl<T> Handles<T> {
         cache: &'static LocalKey<Cache<T>>,
         find: impl FnOnce() -> std::result::Result<Arc<T>, E>,
     ) -> std::result::Result<Lent<T>, E> {
-        // A thread that ends keeps no look-up.
-        let Ok(place) = cache.try_with(|cache| cache.place(self)) else {
-            return find().map(Lent::from);
+        // A thread that ends keeps no look-up, and the place of a call has that of no other one
+        // within it.
+        let place = match cache.try_with(|cache| cache.place(self)) {
+            Ok(place) if !place.used.load(Ordering::Relaxed) => place,
+            _ => return find().map(Lent::from),
         };
-        let removals = self.removals.load(Ordering::SeqCst);
-        let mut kept = place.take();
-        if let Some(entry) = kept.take_if(|e| (e.handle, e.removals) == (key, removals)) {
-            return Ok(Lent(Some(entry), PhantomData));
+        let removals = place.begin(self);
+        // From here on it ends the use.
+        let lent = Lent(NonNull::from(place), PhantomData);
+        if place.looked_up.load(Ordering::Relaxed) == removals
+            // SAFETY: this thread owns the place, and no handle was removed since it looked up.
+            && unsafe { place.kept() }.is_some_and(|kept| kept.0 == key)
+        {
+            return Ok(lent);
         }
-        // Objects are looked for, and may end, before the guard does.
+        // Objects are looked for, and may end.
         let _whole = Uncancelled::begin();
-        let kept = kept;
-        let (object, home) = (find()?, Some((self, place)));
-        let entry = Entry { handle: key, removals, object, home };
-        let entry = match kept {
-            Some(mut room) => {
-                *room = entry;
-                room
-            }
-            None => Box::new(entry),
+        let (kept, result) = match find() {
+            Ok(object) => (Some((key, object)), Ok(lent)),
+            Err(error) => (None, Err(error)),
         };
-        Ok(Lent(Some(entry), PhantomData))
+        drop(place.change(kept, removals));
+        result
     }
 
     /// Ends a handle and returns its object, which is then kept only by threads that are in a call
-    /// with it, or just leave one.
+    /// with it. Blocks: some microseconds, while the system interrupts the threads.
     pub fn remove(&self, handle: usize) -> std::result::Result<Arc<T>, Dead> {
         let (index, generation) = self.parse(handle)?;
         let slot = self.slot(index).ok_or(Dead::Alien)?;
@@ -366,10 +421,14 @@ impl<T> Handles<T> {
         }
         let object = slot.object.take().ok_or(Dead::Destroyed)?;
         drop(slot);
-        self.removals.fetch_add(1, Ordering::SeqCst);
-        // Dropped without the lock.
-        let kept: Vec<_> = self.places().all.iter().filter_map(|place| place.take()).collect();
-        drop(kept);
+        let removal = self.removals.fetch_add(1, Ordering::SeqCst) + 1;
+        // Where the system refuses, threads that look up again drop what they keep.
+        if barrier::heavy() {
+            let taken = |place: &&'static Place<T>| place.take_before(removal);
+            // Dropped without the lock.
+            let kept: Vec<_> = self.places().all.iter().filter_map(taken).collect();
+            drop(kept);
+        }
         self.free.lock().unwrap_or_else(|e| e.into_inner()).0.push(index);
         Ok(object)
     }
@@ -391,8 +450,8 @@ mod tests {
         }
         let look = |handle| HANDLES.get_cached(handle, &CACHE).map(|v| **v);
         assert_eq!((look(first), look(first)), (Ok(7), Ok(7)));
-        let kept = CACHE.with(|cache| cache.place(&HANDLES).take());
-        assert_eq!(kept.map(|entry| entry.handle), Some(first), "it came back");
+        let kept = CACHE.with(|cache| cache.place(&HANDLES).take_before(1));
+        assert_eq!(kept.map(|kept| kept.0), Some(first), "it is kept");
         assert_eq!(HANDLES.remove(first).map(|v| *v), Ok(7));
         assert_eq!(look(first), Err(Dead::Destroyed));
         assert_eq!(HANDLES.get(first), Err(Dead::Destroyed));
@@ -456,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_while_threads_look_up_leave_nothing_behind_the_next_one() {
+    fn removals_while_threads_look_up_leave_nothing_behind() {
         static HANDLES: Handles<u32> = Handles::new(3);
         thread_local! {
             static CACHE: Cache<u32> = const { Cache::new() };
@@ -477,8 +536,6 @@ mod tests {
                 start.wait();
                 drop(HANDLES.remove(handle));
                 done.wait();
-                // What a call that ended just then has kept goes with the next handle.
-                drop(HANDLES.remove(HANDLES.insert(Arc::new(round)).unwrap()));
                 let left = Arc::strong_count(&object);
                 end.wait();
                 left

@@ -3,6 +3,7 @@
 //! Data flows down once: `group` and `comm` decide on the operation, `oxccl_plan` on the algorithm,
 //! `device` executes it, `link` moves bytes. Nothing here knows the C interface.
 
+mod barrier;
 pub mod bootstrap;
 pub mod cancel;
 pub mod clock;
