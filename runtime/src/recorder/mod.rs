@@ -247,9 +247,21 @@ impl Section {
     /// Records that the operation under way has ended, and lets the next one run.
     #[inline]
     pub fn end(&self, number: u64) {
+        self.end_at(number, |_| ticks());
+    }
+
+    /// Records the same of an operation that was over within its call, whose time it gets: to ask
+    /// for it again would take a tenth of a small call.
+    #[inline]
+    pub fn end_within_call(&self, number: u64) {
+        self.end_at(number, |entry| entry.called.load(Ordering::Relaxed));
+    }
+
+    #[inline]
+    fn end_at(&self, number: u64, time: impl FnOnce(&Entry) -> u64) {
         let entry = self.entry(number);
         if entry.is_of(number) {
-            entry.ended.store(ticks(), Ordering::Relaxed);
+            entry.ended.store(time(entry), Ordering::Relaxed);
         }
         if self.waiting.number.load(Ordering::Relaxed) == number + 1 {
             self.go_on();

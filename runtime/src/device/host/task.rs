@@ -352,7 +352,7 @@ pub(super) fn try_now(
         let visit = visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic).into())));
         match visit {
             Visit::Done(Ok(())) => {
-                recorder.end(number);
+                recorder.end_within_call(number);
                 return Ok(Ok(()));
             }
             Visit::Done(Err(error)) => failed = Some(error),
