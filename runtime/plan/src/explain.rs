@@ -242,7 +242,7 @@ impl Work {
         };
         let windows = Geometry::new(&plan.layout, bytes, &room).windows() as u32;
         let (parts, window_elems) = (plan.layout.parts, bytes.max(1));
-        let whole = Geometry { block_elems: bytes, parts, window_elems, align_elems: 1 };
+        let whole = Geometry::of_windows(bytes, parts, window_elems, 1);
         let len = |slice: Slice| whole.range(0, slice.part, slice.parts).1;
         let peers = u64::from(plan.spec.nranks - 1);
         let mut work = Self::default();

@@ -376,6 +376,17 @@ pub struct Geometry {
     pub window_elems: u64,
     /// The multiple on which part boundaries fall.
     pub align_elems: u64,
+    /// How the first window is cut, so that ranges of most windows need no division.
+    first: Cut,
+}
+
+/// How a window of `len` elements is cut: `share` aligned units for each part, and one more for the
+/// first `rest` parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    len: u64,
+    share: u64,
+    rest: u64,
 }
 
 /// Returns at most `elems`, so that `blocks` blocks of that size fit the room.
@@ -414,12 +425,25 @@ impl Geometry {
         if window < count && window > unit {
             window = window / unit * unit;
         }
-        Self {
-            block_elems: count,
-            parts: layout.parts,
-            window_elems: window.max(1),
-            align_elems: align,
+        Self::of_windows(count, layout.parts, window.max(1), align)
+    }
+
+    /// Cuts a block of so many elements into windows of `window_elems`, with boundaries of parts on
+    /// multiples of `align_elems`.
+    pub fn of_windows(block_elems: u64, parts: u32, window_elems: u64, align_elems: u64) -> Self {
+        let first = Cut { len: 0, share: 0, rest: 0 };
+        let mut whole = Self { block_elems, parts, window_elems, align_elems, first };
+        if parts > 1 {
+            whole.first = whole.cut(block_elems.min(window_elems));
         }
+        whole
+    }
+
+    fn cut(&self, len: u64) -> Cut {
+        // Whole aligned units are distributed evenly: no part is more than one unit larger than
+        // another, and a small call still occupies as many parts as there are units.
+        let (units, parts) = (len.div_ceil(self.align_elems), u64::from(self.parts));
+        Cut { len, share: units / parts, rest: units % parts }
     }
 
     /// Returns the number of elements that a block of scratch has room for: that of the largest
@@ -459,11 +483,8 @@ impl Geometry {
         if self.parts == 1 {
             return (0, len);
         }
-        // Whole aligned units are distributed evenly: no part is more than one unit larger than
-        // another, and a small call still occupies as many parts as there are units.
-        let units = len.div_ceil(self.align_elems);
-        let (share, rest) = (units / u64::from(self.parts), units % u64::from(self.parts));
-        let bound = |p: u64| (p * share + p.min(rest)) * self.align_elems;
+        let cut = if len == self.first.len { self.first } else { self.cut(len) };
+        let bound = |p: u64| (p * cut.share + p.min(cut.rest)) * self.align_elems;
         let first = bound(u64::from(part)).min(len);
         let last = bound(u64::from(part + parts)).min(len);
         (first, last - first)

@@ -62,8 +62,12 @@ fn staged_layout(spec: &Spec) -> Option<Layout> {
 fn staged_ops(spec: &Spec, rank: u32) -> Vec<Op> {
     let part = |buffer, part| Slice::part(buffer, 0, part);
     let mut ops = vec![Op::Acquire];
-    for other in others(rank, spec.nranks) {
-        ops.push(Op::Copy { src: part(Buffer::Input, other), dst: part(Buffer::Stage, other) });
+    // The parts of the others: those before and behind this rank's own.
+    for (first, parts) in [(0, rank), (rank + 1, spec.nranks - rank - 1)] {
+        let all = |buffer| Slice { parts, ..Slice::part(buffer, 0, first) };
+        if parts > 0 {
+            ops.push(Op::Copy { src: all(Buffer::Input), dst: all(Buffer::Stage) });
+        }
     }
     let collects = spec.collective == Collective::AllReduce || rank == spec.root;
     let staged = part(Buffer::Stage, rank);

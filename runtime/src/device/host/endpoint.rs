@@ -104,6 +104,17 @@ pub enum Place {
     There(usize),
 }
 
+impl Place {
+    /// Returns the place so many bytes behind.
+    #[inline]
+    pub fn at(self, offset: usize) -> Self {
+        match self {
+            Place::Here(base) => Place::Here(base.wrapping_add(offset)),
+            Place::There(base) => Place::There(base + offset),
+        }
+    }
+}
+
 // SAFETY: only the running operation uses the pointers in the state, under its contract.
 unsafe impl Send for State {}
 

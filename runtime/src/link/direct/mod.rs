@@ -194,6 +194,23 @@ fn fetch_for_writing(line: &AtomicU64) {
     let _ = line;
 }
 
+/// Fetches a line into this core's cache.
+#[inline]
+fn fetch_for_reading(line: &AtomicU64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing that a program sees.
+    unsafe {
+        std::arch::asm!("prefetcht0 [{}]", in(reg) line, options(nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
+}
+
 impl Segment {
     /// Wraps a mapping of `layout.bytes()` bytes.
     pub fn new(mapping: Mapping, layout: SegmentLayout) -> Self {
@@ -493,6 +510,14 @@ impl Segment {
         let most = FETCHED / (self.layout.nlocal - 1).max(1);
         for line in 0..len.div_ceil(PACKET_DATA).min(most) {
             fetch_for_writing(&self.packet(local, slot, line)[0]);
+        }
+    }
+
+    /// Fetches the packets with so many published bytes from byte `from` on, for reading.
+    #[inline]
+    pub fn expect_packets(&self, (local, slot): (usize, usize), from: usize, len: usize) {
+        for line in from / PACKET_DATA..(from + len).div_ceil(PACKET_DATA) {
+            fetch_for_reading(&self.packet(local, slot, line)[0]);
         }
     }
 

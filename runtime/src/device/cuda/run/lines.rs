@@ -262,7 +262,7 @@ fn copied_bytes(program: &abi::LineProgram) -> u64 {
 /// Returns the cut of a call, in one window.
 fn geometry(plan: &Plan, call: &Call) -> Geometry {
     let (parts, align_elems) = (plan.layout.parts, align_elems(call));
-    Geometry { block_elems: call.count, parts, window_elems: call.count.max(1), align_elems }
+    Geometry::of_windows(call.count, parts, call.count.max(1), align_elems)
 }
 
 /// Returns the bytes of the longest slice of a call.

@@ -112,28 +112,28 @@ impl VisitState<'_> {
         let segment = self.segment()?;
         let target = self.run.phase_base.wrapping_add(1);
         let slot = (self.state.entries.wrapping_sub(1) & 1) as usize;
-        let (mut mapped, own) = (self.run.mapped_here, self.endpoint.rank.number);
-        for peer in 0..self.endpoint.rank.nranks {
-            if peer == own {
-                let Call { input, output, .. } = self.run.call;
-                self.state.user[peer as usize] =
-                    (Place::Here(input.cast_mut()), Place::Here(output));
-                continue;
-            }
+        // Those that were read already are counted by the cursor.
+        while let Some(peer) = self.peer_behind(self.run.cursor) {
             if !self.state.has_reached(segment, peer, target) {
                 return Ok(Poll::Wait(peer));
             }
             self.compare(peer)?;
             let token = |i| segment.entry(peer as usize, slot, i).load(Ordering::Relaxed);
             let (input, output) = (token(0), token(1));
-            mapped &= input & output & MAPPED != 0;
+            self.run.mapped_here &= input & output & MAPPED != 0;
             let places = (self.state.resolve(peer, input), self.state.resolve(peer, output));
             let (Some(input), Some(output)) = places else {
                 let what = format!("the arena of rank {peer} is not mapped here");
                 return Err(Error::Internal { what }.into());
             };
             self.state.user[peer as usize] = (input, output);
+            self.run.cursor += 1;
         }
+        let Call { input, output, .. } = self.run.call;
+        let own = self.endpoint.rank.number as usize;
+        self.state.user[own] = (Place::Here(input.cast_mut()), Place::Here(output));
+        let mapped = self.run.mapped_here;
+        self.run.cursor = 0;
         self.run.stage = Stage::Running;
         if mapped && let Some(bound) = &self.programs.mapped {
             let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);

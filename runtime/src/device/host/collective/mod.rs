@@ -91,7 +91,7 @@ pub struct Position {
     seq: u64,
     geometry: Geometry,
     stage: Stage,
-    /// True if all peers map this rank's buffers.
+    /// True if all peers map the buffers of this rank, and of those whose entry words were read.
     mapped_here: bool,
     /// The carrier of the data.
     carrier: Carrier,
@@ -254,6 +254,28 @@ fn no_segment() -> Box<Error> {
     Error::Internal { what: "a direct plan without shared memory".to_owned() }.into()
 }
 
+/// Where the blocks of a buffer have the same part, in bytes.
+#[derive(Clone, Copy)]
+struct Spread {
+    /// The offset of the part of the first block.
+    first: usize,
+    /// The distance from one block to the next.
+    distance: usize,
+    /// The number of ranks for an inbox, in which its owner has no block.
+    inbox_among: Option<u32>,
+    /// The length of the part.
+    len: usize,
+}
+
+impl Spread {
+    /// Returns the offset of the part of a block in its owner's buffer.
+    #[inline]
+    fn offset(&self, owner: u32, block: u32) -> usize {
+        let place = self.inbox_among.map_or(block, |nranks| inbox_place(block, owner, nranks));
+        self.first + place as usize * self.distance
+    }
+}
+
 /// One visit: the operation, with exclusive use of the endpoint's state.
 struct VisitState<'a> {
     programs: &'a Programs,
@@ -350,16 +372,27 @@ impl<'a> VisitState<'a> {
 
     fn wait(&mut self, from: From, target: u64) -> Quick<Poll> {
         let segment = self.segment()?;
-        let peers = match from {
-            From::All => 0..self.endpoint.rank.nranks,
-            From::One(peer) => peer..peer + 1,
-        };
-        for peer in peers {
-            if peer != self.endpoint.rank.number && !self.state.has_reached(segment, peer, target) {
+        if let From::One(peer) = from {
+            let has_come = self.state.has_reached(segment, peer, target);
+            return Ok(if has_come { Poll::Ready } else { Poll::Wait(peer) });
+        }
+        let mut number = 0;
+        while let Some(peer) = self.peer_behind(number) {
+            if !self.state.has_reached(segment, peer, target) {
                 return Ok(Poll::Wait(peer));
             }
+            number += 1;
         }
         Ok(Poll::Ready)
+    }
+
+    /// Returns the peer that comes so many places behind the next rank, and `None` behind the last
+    /// one: each rank starts with another peer, so that not all ask for the same line at once.
+    #[inline(always)]
+    fn peer_behind(&self, number: usize) -> Option<u32> {
+        let Rank { number: own, nranks, .. } = *self.endpoint.rank;
+        let next = own + 1 + number as u32;
+        (number + 1 < nranks as usize).then(|| if next < nranks { next } else { next - nranks })
     }
 
     /// Multiplies the next stretch of the input. At the end, the copy becomes the call's input.
@@ -475,7 +508,7 @@ impl<'a> VisitState<'a> {
             }
             Op::Get { peer, src, dst } => {
                 let (to, len) = self.own(dst);
-                match self.of_peer(peer, src).0 {
+                match self.of_peer(peer, src) {
                     Place::Here(from) => self.copy(to, from, len, dst),
                     Place::There(from) => {
                         let at = self.run.cursor;
@@ -491,7 +524,8 @@ impl<'a> VisitState<'a> {
             }
             Op::Put { peer, src, dst } => {
                 let (from, len) = self.own(src);
-                let to = self.writable(peer, dst)?;
+                let offset = self.spread(dst).offset(peer, dst.block);
+                let to = self.writable(peer, dst.buffer, offset)?;
                 self.copy(to, from, len, dst)
             }
             Op::Reduce { src, own, dst, finish } => self.reduce(src, own, dst, finish),
@@ -506,40 +540,43 @@ impl<'a> VisitState<'a> {
         }
     }
 
-    /// Returns the byte offset of a slice within its owner's buffer, and its length in bytes.
-    fn range(&self, owner: u32, slice: Slice) -> (usize, usize) {
-        let run = &*self.run;
+    /// Returns where the blocks of a slice's buffer have the slice's part. Who asks for many blocks
+    /// or peers asks once: it takes divisions.
+    fn spread(&self, slice: Slice) -> Spread {
+        let (run, nranks) = (&*self.run, self.endpoint.rank.nranks);
         let (offset, len) = run.geometry.range(run.window, slice.part, slice.parts);
-        let block = u64::from(slice.block);
-        let first = match slice.buffer {
+        let (first, distance) = match slice.buffer {
             Buffer::Input | Buffer::Output => {
-                block * run.geometry.block_elems + run.geometry.window_start(run.window) + offset
+                (run.geometry.window_start(run.window) + offset, run.geometry.block_elems)
             }
             Buffer::Scratch => {
-                let layout = &self.bound.plan.layout;
+                let (layout, block) = (&self.bound.plan.layout, run.geometry.scratch_block_elems());
                 let window = run.window % u64::from(layout.scratch_windows);
-                let blocks = u64::from(layout.scratch_blocks);
-                (window * blocks + block) * run.geometry.scratch_block_elems()
+                (window * u64::from(layout.scratch_blocks) * block, block)
             }
-            Buffer::Stage => block * run.geometry.window_elems + offset,
-            Buffer::Inbox => {
-                let place = inbox_place(slice.block, owner, self.endpoint.rank.nranks);
-                u64::from(place) * run.geometry.inbox_block_elems(run.window)
-            }
+            Buffer::Stage => (offset, run.geometry.window_elems),
+            Buffer::Inbox => (0, run.geometry.inbox_block_elems(run.window)),
         };
-        let size = run.call.dtype.size();
-        (first as usize * size, len as usize * size)
+        let inbox_among = (slice.buffer == Buffer::Inbox).then_some(nranks);
+        let [first, distance, len] =
+            [first, distance, len].map(|n| n as usize * run.call.dtype.size());
+        Spread { first, distance, inbox_among, len }
     }
 
+    /// Returns the address and the length in bytes of a slice of this rank.
     fn own(&mut self, slice: Slice) -> (*mut u8, usize) {
-        let (offset, len) = self.range(self.endpoint.rank.number, slice);
-        let base = match slice.buffer {
+        let spread = self.spread(slice);
+        let offset = spread.offset(self.endpoint.rank.number, slice.block);
+        (self.own_buffer(slice.buffer).wrapping_add(offset), spread.len)
+    }
+
+    fn own_buffer(&mut self, buffer: Buffer) -> *mut u8 {
+        match buffer {
             Buffer::Input => self.run.call.input.cast_mut(),
             Buffer::Output => self.run.call.output,
             Buffer::Scratch => self.state.scratch.as_mut_ptr().cast(),
             Buffer::Stage | Buffer::Inbox => self.stage(self.endpoint.rank.number),
-        };
-        (base.wrapping_add(offset), len)
+        }
     }
 
     fn stage(&self, rank: u32) -> *mut u8 {
@@ -548,26 +585,26 @@ impl<'a> VisitState<'a> {
         segment.map_or(std::ptr::null_mut(), |s| s.stage(rank as usize, slot))
     }
 
-    fn of_peer(&self, peer: u32, slice: Slice) -> (Place, usize) {
-        let (offset, len) = self.range(peer, slice);
-        let base = match slice.buffer {
+    /// Returns where a slice of a peer lies.
+    fn of_peer(&self, peer: u32, slice: Slice) -> Place {
+        self.buffer_of(peer, slice.buffer).at(self.spread(slice).offset(peer, slice.block))
+    }
+
+    fn buffer_of(&self, peer: u32, buffer: Buffer) -> Place {
+        match buffer {
             Buffer::Stage | Buffer::Inbox | Buffer::Scratch => Place::Here(self.stage(peer)),
             Buffer::Input => self.state.user[peer as usize].0,
             Buffer::Output => self.state.user[peer as usize].1,
-        };
-        let place = match base {
-            Place::Here(base) => Place::Here(base.wrapping_add(offset)),
-            Place::There(base) => Place::There(base + offset),
-        };
-        (place, len)
+        }
     }
 
-    /// Returns a peer's slice that a plan writes. Only plans for mapped memory write to peers.
-    fn writable(&self, peer: u32, slice: Slice) -> Quick<*mut u8> {
-        match self.of_peer(peer, slice).0 {
+    /// Returns a place of a peer's buffer that a plan writes. Only plans for mapped memory write to
+    /// peers.
+    fn writable(&self, peer: u32, buffer: Buffer, offset: usize) -> Quick<*mut u8> {
+        match self.buffer_of(peer, buffer).at(offset) {
             Place::Here(address) => Ok(address),
             Place::There(_) => {
-                let what = format!("{:?} of rank {peer} is not mapped", slice.buffer);
+                let what = format!("{buffer:?} of rank {peer} is not mapped");
                 Err(Error::Internal { what }.into())
             }
         }

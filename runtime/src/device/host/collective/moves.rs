@@ -139,22 +139,23 @@ impl VisitState<'_> {
                 (2, published(one) & 1 | published(two) & 2)
             }
             Destination::Peer(peer, slice) => {
-                dsts[0] = self.writable(peer, slice)?;
+                let offset = self.spread(slice).offset(peer, slice.block);
+                dsts[0] = self.writable(peer, slice.buffer, offset)?;
                 (1, published(slice))
             }
             Destination::Everyone(slice) => {
-                for (peer, dst) in dsts.iter_mut().enumerate().take(nranks as usize) {
-                    *dst = self.writable(peer as u32, slice)?;
+                let spread = self.spread(slice);
+                for (peer, dst) in (0..nranks).zip(dsts.iter_mut()) {
+                    *dst = self.writable(peer, slice.buffer, spread.offset(peer, slice.block))?;
                 }
                 (nranks as usize, if self.streaming(slice) { u64::MAX } else { 0 })
             }
             Destination::Inboxes(own, slice) => {
-                for (peer, dst) in (0u32..).zip(dsts.iter_mut().take(nranks as usize)) {
-                    *dst = match peer == rank {
-                        true => self.own(own).0,
-                        false => self.writable(peer, slice)?,
-                    };
+                let spread = self.spread(slice);
+                for (peer, dst) in (0..nranks).zip(dsts.iter_mut()).filter(|(p, _)| *p != rank) {
+                    *dst = self.writable(peer, slice.buffer, spread.offset(peer, slice.block))?;
                 }
+                dsts[rank as usize] = self.own(own).0;
                 (nranks as usize, published(slice) & !(1 << rank))
             }
         };
@@ -167,16 +168,17 @@ impl VisitState<'_> {
     /// Points `srcs` to the next stretch of the peers' slices, copied here by the system if they
     /// are not mapped. Returns the bytes of the stretch.
     fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Quick<usize> {
-        let (at, own) = (self.run.cursor, self.endpoint.rank.number);
+        let (at, own, spread) = (self.run.cursor, self.endpoint.rank.number, self.spread(src));
         if src.buffer == Buffer::Inbox {
+            let inbox = self.own_buffer(src.buffer);
             for (peer, from) in (0u32..).zip(srcs.iter_mut()).filter(|(p, _)| *p != own) {
-                let copied = self.own(Slice { block: src.block + peer, ..src }).0;
-                *from = copied.wrapping_add(at).cast_const();
+                *from = inbox.wrapping_add(spread.offset(own, src.block + peer) + at).cast_const();
             }
             return Ok((len - at).min(STRETCH_BYTES));
         }
         let peers = (0..self.endpoint.rank.nranks).filter(move |&p| p != own);
-        let pulled = peers.clone().any(|p| matches!(self.of_peer(p, src).0, Place::There(_)));
+        let is_pulled = |p| matches!(self.buffer_of(p, src.buffer), Place::There(_));
+        let pulled = peers.clone().any(is_pulled);
         let bytes = (len - at).min(if pulled { PULL_BYTES } else { STRETCH_BYTES });
         if pulled {
             let words = srcs.len() * PULL_BYTES / 8;
@@ -185,7 +187,8 @@ impl VisitState<'_> {
             }
         }
         for peer in peers {
-            srcs[peer as usize] = match self.of_peer(peer, src).0 {
+            let offset = spread.offset(peer, src.block);
+            srcs[peer as usize] = match self.buffer_of(peer, src.buffer).at(offset) {
                 Place::Here(from) => from.wrapping_add(at).cast_const(),
                 Place::There(from) => {
                     let room = &mut self.state.unpacked[peer as usize * PULL_BYTES / 8..];
@@ -216,10 +219,13 @@ impl VisitState<'_> {
         let mut srcs = std::mem::take(&mut self.state.sources);
         let cursor = self.run.cursor;
         let (to, len) = self.own(dst);
+        let (spread, blocks) = (self.spread(src), self.own_buffer(src.buffer));
         for (number, from) in (0..count).zip(&mut srcs) {
-            let block = Slice { block: src.block + number, ..src };
-            let operand = if number == at { own } else { block };
-            *from = self.own(operand).0.wrapping_add(cursor).cast_const();
+            let offset = spread.offset(self.endpoint.rank.number, src.block + number);
+            *from = blocks.wrapping_add(offset + cursor).cast_const();
+        }
+        if at < count {
+            srcs[at as usize] = self.own(own).0.wrapping_add(cursor).cast_const();
         }
         let bytes = (len - cursor).min(STRETCH_BYTES);
         let how = self.how(finish, 0);

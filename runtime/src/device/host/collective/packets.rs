@@ -5,11 +5,14 @@ use super::{Poll, VisitState};
 use crate::device::host::kernels::fold;
 use crate::device::host::worker::{crowded, ranks_per_processor};
 use crate::error::{Error, Quick};
-use crate::link::direct::{PACKET_BYTES, Segment, reached};
+use crate::link::direct::{PACKET_BYTES, PACKET_DATA, Segment, reached};
 use oxccl_plan::{Buffer, Destination, From, Op, Slice};
 
 /// Looks at a packet that is not there yet before other reasons to wait are looked at.
 const LOOKS: u32 = 32;
+/// How many peers ahead packets are fetched, where a peer has several: a processor looks ahead by
+/// itself over those of one.
+const AHEAD: usize = 2;
 /// Words of the memory into which the packets of a rank are unpacked.
 const UNPACKED: usize = PACKET_BYTES.div_ceil(64) * 8;
 
@@ -171,9 +174,16 @@ impl<'a> VisitState<'a> {
         // Each rank starts with another peer, so that not all ask for the same line at once. Those
         // that take turns on a processor do not in any case.
         let first = if ranks_per_processor(nranks as usize) > 1 { 0 } else { rank + 1 };
+        let wrapped = |next: u32| if next < nranks { next } else { next - nranks };
+        let several = self.extent(src).1 > PACKET_DATA;
         while self.run.cursor < nranks as usize {
             let next = first + self.run.cursor as u32;
-            let peer = if next < nranks { next } else { next - nranks };
+            if several && self.run.cursor + AHEAD < nranks as usize {
+                let coming = wrapped(next + AHEAD as u32) as usize;
+                let (from, len) = self.extent(src);
+                packets.segment.expect_packets((coming, packets.slot), from, len);
+            }
+            let peer = wrapped(next);
             if peer != rank {
                 let Some(from) = self.operand(packets, peer, src) else { return Poll::Wait(peer) };
                 self.state.sources[peer as usize] = from;
