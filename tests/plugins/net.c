@@ -8,11 +8,12 @@
  * the first isend until it was accepted; it tells no sizes of messages, and only lets the oldest request of
  * a connection be tested. From version 10 on it tells a profiler of each message. FIXTURE=slow takes a message 20 ms after it is asked first, and is done with it
  * 20 ms after that; slower is done with it after 200 ms. FIXTURE=capacity tells the size of the place as
- * that of a message. FIXTURE=null region gives no handles of memory, as NCCL's own sockets do; null send and
- * null receive take no message after the first FIXTURE_AFTER. Where a rank connects with FIXTURE=stranger
- * lies, leaves or waits, somebody else does so before. FIXTURE=resets resets a connection at a message after
- * the first FIXTURE_AFTER. FIXTURE_ADDRESS is where the host is reached, if not on loopback. With LATE, all but init is set by that, the
- * name, too. With UNDEFINED, it calls a function that is nowhere. */
+ * that of a message. FIXTURE=null region gives no handles of memory, as NCCL's own sockets do, null context
+ * none of the communicator (from version 11 on); null send and null receive take no message after the first
+ * FIXTURE_AFTER. Where a rank connects with FIXTURE=stranger lies, leaves or waits, somebody else does so
+ * before. FIXTURE=resets resets a connection at a message after the first FIXTURE_AFTER. FIXTURE_ADDRESS is
+ * where the host is reached, if not on loopback. With LATE, all but init is set by that, the name, too. With
+ * UNDEFINED, it calls a function that is nowhere. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -143,6 +144,9 @@ static ncclResult_t init(ncclDebugLogger_t log, ncclProfilerCallback_t callback)
 /* The context of the one communicator whose functions this thread calls. */
 static __thread int *context;
 
+/* What stands for it: a plugin without any state of its own may leave it null. */
+static void *given_context(void) { return is("null context") ? NULL : context; }
+
 static ncclResult_t init(void **ctx, uint64_t commId, V(ncclNetCommConfig) * config,
                          ncclDebugLogger_t log, ncclProfilerCallback_t callback) {
   (void)commId;
@@ -152,14 +156,15 @@ static ncclResult_t init(void **ctx, uint64_t commId, V(ncclNetCommConfig) * con
   ncclResult_t started = start(log);
   if (started) return started;
   if (context) return wrong("a thread of two communicators");
-  *ctx = context = malloc(sizeof *context);
+  context = malloc(sizeof *context);
+  *ctx = given_context();
   count(CONTEXT, 1);
   return ncclSuccess;
 }
 
 static ncclResult_t finalize(void *ctx) {
   ENTER("finalize");
-  if (!ctx || ctx != context) return wrong("the context");
+  if (!context || ctx != given_context()) return wrong("the context");
   if (overlaps()) return wrong("functions overlap");
   free(context);
   context = NULL;
@@ -371,7 +376,7 @@ static ncclResult_t accept_from(void *listenComm, void **recvComm) {
 #if VERSION >= 11
 #define WITH_CONTEXT void *ctx,
 #define CHECK_CONTEXT \
-  if (!ctx || ctx != context) return wrong("the context")
+  if (!context || ctx != given_context()) return wrong("the context")
 #else
 #define WITH_CONTEXT
 #define CHECK_CONTEXT (void)0

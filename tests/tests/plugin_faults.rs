@@ -189,6 +189,8 @@ fn strangers_where_a_plugin_listens_are_refused_and_the_job_is_done() {
 fn null_handles_of_memory_and_null_contexts_are_handed_back() {
     for (kind, version, fault, end) in [
         ("net", 8, "null region", "ended\n"),
+        ("net", 11, "null context", "ended\n"),
+        ("net", 12, "null context", "ended\n"),
         ("tuner", 2, "null context", "asked\n"),
         ("tuner", 6, "null context", "asked\n"),
         ("profiler", 1, "null context", "ended\n"),

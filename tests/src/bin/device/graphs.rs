@@ -148,6 +148,8 @@ fn beside_eager_calls(ranks: &[Rank], between: fn(oxcclStream_t) -> Outcome) -> 
             ok(rank.call(most, at(1), at(1)))
         })
     })?;
+    replay.upload(rank.stream)?;
+    rank.all_idle()?;
     let scale: i32 = (1..=rank.nranks).sum();
     for round in 1..200 {
         rank.upload(at(0), &words((rank.rank + 1) * round, COUNT))?;
@@ -271,6 +273,9 @@ pub(crate) fn two_at_once(ranks: &[Rank]) -> Outcome {
     let mode = oxcclCaptureThreadLocal;
     let a = Replay::capture(rank.stream, mode, || ok(rank.call(sum(COUNT), at(0), at(1))))?;
     let b = Replay::capture(second, mode, || ok(rank.call_on(second, sum(COUNT), at(2), at(3))))?;
+    a.upload(rank.stream)?;
+    b.upload(second)?;
+    rank.all_idle()?;
     let scale: i32 = (1..=rank.nranks).sum();
     for round in 1..100 {
         rank.upload(at(0), &words((rank.rank + 1) * round, COUNT))?;
