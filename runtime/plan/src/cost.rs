@@ -40,8 +40,8 @@ pub struct CostModel {
     pub engine_call_us: f64,
     /// Bandwidth of copy engines.
     pub engine_gbps: f64,
-    /// Time in which the other ranks of a processor have their turns, part of `latency_us`.
-    pub turns_us: f64,
+    /// The ranks that take turns on a processor, for which the model is.
+    pub turns: u8,
     /// Size of a stage slot in bytes.
     pub stage_slot_bytes: u64,
     /// Size of an edge's slot in bytes.
@@ -77,7 +77,7 @@ impl CostModel {
         edge_handover_gbps: 14.0,
         engine_call_us: 0.0,
         engine_gbps: f64::INFINITY,
-        turns_us: 0.0,
+        turns: 1,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
         message_bytes: 64 << 10,
@@ -120,7 +120,7 @@ impl CostModel {
         edge_handover_gbps: f64::INFINITY,
         engine_call_us: 38.0,
         engine_gbps: 374.0,
-        turns_us: 0.0,
+        turns: 1,
         stage_slot_bytes: 4 << 20,
         edge_slot_bytes: 32 << 10,
         message_bytes: 32 << 10,
@@ -150,20 +150,30 @@ impl CostModel {
     }
 
     /// Returns the model for ranks of which so many take turns on a processor: what one tells is
-    /// seen once the others had the processor. A turn takes 4 µs (4 ranks on 2 processors of an AMD
-    /// EPYC, all-reduces of 8 bytes).
+    /// seen once the others had the processor, whose speed they share. A turn takes 4 µs (4 ranks
+    /// on 2 processors of an AMD EPYC, all-reduces of 8 bytes).
     pub fn in_turns(&self, ranks: u8) -> Self {
-        let turns_us = 4.0 * f64::from(ranks.saturating_sub(1));
-        Self { latency_us: self.latency_us + turns_us, turns_us, ..*self }
+        let share = |gbps: f64| gbps / f64::from(ranks.max(1));
+        Self {
+            latency_us: self.latency_us + 4.0 * f64::from(ranks.saturating_sub(1)),
+            turns: ranks,
+            cached_gbps: share(self.cached_gbps),
+            memory_gbps: share(self.memory_gbps),
+            fold_gbps: share(self.fold_gbps),
+            read_gbps: share(self.read_gbps),
+            peer_read_gbps: share(self.peer_read_gbps),
+            push_gbps: share(self.push_gbps),
+            handover_gbps: share(self.handover_gbps),
+            edge_handover_gbps: share(self.edge_handover_gbps),
+            ..*self
+        }
     }
 
     /// Returns the costs between ranks of a team.
     pub fn near(&self) -> Self {
-        let near = self.near.unwrap_or(self);
-        let Self { cached_gbps, edge_slot_bytes, message_bytes, lanes, turns_us, .. } = *self;
-        let latency_us = near.latency_us + turns_us;
-        let near = Self { latency_us, cached_gbps, turns_us, ..*near };
-        Self { edge_slot_bytes, message_bytes, lanes, ..near }
+        let Self { cached_gbps, edge_slot_bytes, message_bytes, lanes, .. } = *self;
+        let near = self.near.map_or(*self, |near| near.in_turns(self.turns));
+        Self { cached_gbps, edge_slot_bytes, message_bytes, lanes, ..near }
     }
 
     fn at_gbps(bytes: u64, gbps: f64) -> f64 {

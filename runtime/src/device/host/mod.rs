@@ -77,14 +77,23 @@ mod tests {
 
     #[test]
     fn where_ranks_take_turns_small_calls_take_one_exchange() {
-        let chosen = |nranks, team, turns| {
-            let topology = topology(nranks, team, true, 64 << 10, turns);
+        let chosen = |nranks, bytes, turns| {
+            let topology = topology(nranks, nranks, true, 64 << 10, turns);
             let spec = Spec::new(Collective::AllReduce, nranks, 0);
-            let choice = choose(spec, 2048, &topology, Policy::default()).expect("a plan");
+            let choice = choose(spec, bytes, &topology, Policy::default()).expect("a plan");
             choice.any_memory.plan.algorithm
         };
-        assert_eq!(chosen(4, 4, 1), Algorithm::TwoShot);
-        assert_eq!(chosen(4, 4, 2), Algorithm::OneShot);
+        assert_eq!(chosen(4, 2048, 1), Algorithm::TwoShot);
+        assert_eq!(chosen(4, 2048, 2), Algorithm::OneShot);
+        // What all ranks of a processor read and fold takes their turns longer.
+        assert_eq!(
+            [512, 2048].map(|bytes| chosen(32, bytes, 2)),
+            [Algorithm::OneShot, Algorithm::TwoShot]
+        );
+        assert_eq!(
+            [2048, 8192].map(|bytes| chosen(16, bytes, 8)),
+            [Algorithm::OneShot, Algorithm::TwoShot]
+        );
         let near = |turns| topology(4, 2, true, 64 << 10, turns).model.near().latency_us;
         assert!(near(2) > near(1), "within hosts as well");
     }
