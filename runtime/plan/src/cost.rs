@@ -191,7 +191,8 @@ impl CostModel {
     /// other at once; data that the others have just written are read at 7 GB/s, large buffers of a
     /// single peer at 3 to 8.
     pub fn pulled(&self) -> Self {
-        Self { read_call_us: 4.0, read_gbps: 7.0, peer_read_gbps: 5.7, ..*self }
+        let share = |gbps: f64| gbps / f64::from(self.turns.max(1));
+        Self { read_call_us: 4.0, read_gbps: share(7.0), peer_read_gbps: share(5.7), ..*self }
     }
 
     /// Returns the model for lines between the same GPUs: a message is under way at both ends at

@@ -250,8 +250,8 @@ impl Section {
         self.end_at(number, |_| ticks());
     }
 
-    /// Records the same of an operation that was over within its call, whose time it gets: to ask
-    /// for it again would take a tenth of a small call.
+    /// Records the same of an operation of one host that was over within its call, whose time it
+    /// gets: to ask for it again would take a tenth of a small call.
     #[inline]
     pub fn end_within_call(&self, number: u64) {
         self.end_at(number, |entry| entry.called.load(Ordering::Relaxed));

@@ -230,8 +230,8 @@ pub struct OperationReport {
     pub called_ns: u64,
     /// The time at which it began to run; `None` if it has not, or if that is not known.
     pub begun_ns: Option<u64>,
-    /// The time at which it ended, that of its call if it was over within that; `None` if it has
-    /// not ended, or if that is not known.
+    /// The time at which it ended, that of its call if all ranks are on one host and it was over
+    /// within the call; `None` if it has not ended, or if that is not known.
     pub ended_ns: Option<u64>,
     /// The descriptor, for comparisons.
     pub descriptor: Descriptor,

@@ -124,6 +124,8 @@ pub struct Endpoint {
     pub rank: Arc<Rank>,
     /// True if all ranks are in this process.
     pub one_process: bool,
+    /// True if all ranks are on this host.
+    pub one_host: bool,
     /// True if every rank maps the arenas of all other ranks. All ranks have the same value.
     pub all_mapped: bool,
     /// Bytes of an edge's slot.
@@ -173,7 +175,8 @@ impl Endpoint {
         };
         let (all_mapped, refused, state) = (false, AtomicBool::new(false), CallMutex::new(state));
         let followers = OnceLock::new();
-        Self { rank, one_process, all_mapped, edge_slot_bytes, refused, state, followers }
+        let one_host = !networked;
+        Self { rank, one_process, one_host, all_mapped, edge_slot_bytes, refused, state, followers }
     }
 
     /// Shares the endpoint, so that the monitor can look at its messages and calls.

@@ -178,17 +178,18 @@ impl<'a> VisitState<'a> {
         let several = self.extent(src).1 > PACKET_DATA;
         while self.run.cursor < nranks as usize {
             let next = first + self.run.cursor as u32;
-            if several && self.run.cursor + AHEAD < nranks as usize {
-                let coming = wrapped(next + AHEAD as u32) as usize;
-                let (from, len) = self.extent(src);
-                packets.segment.expect_packets((coming, packets.slot), from, len);
-            }
             let peer = wrapped(next);
             if peer != rank {
                 let Some(from) = self.operand(packets, peer, src) else { return Poll::Wait(peer) };
                 self.state.sources[peer as usize] = from;
             }
             self.run.cursor += 1;
+            // Once: a look at a line holds up who writes it.
+            if several && self.run.cursor + AHEAD <= nranks as usize {
+                let coming = wrapped(next + AHEAD as u32) as usize;
+                let (from, len) = self.extent(src);
+                packets.segment.expect_packets((coming, packets.slot), from, len);
+            }
         }
         debug_assert_eq!((own.buffer, dst.buffer), (Buffer::Input, Buffer::Output));
         let ((from, len), (at, _), call) = (self.extent(own), self.extent(dst), &self.run.call);
