@@ -145,10 +145,15 @@ pub(crate) fn sends_only(ranks: &[Rank]) -> Outcome {
     abort_now(rank)
 }
 
-/// Rank 0 aborts while the others wait for it; they hear of it.
+/// Rank 0 aborts while the others wait for it, in a small call and in a large one; they hear of it.
 pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
-    let memory = Memory::new(10 << 20)?;
+    let (beside, memory) = (rank.again()?, Memory::new(10 << 20)?);
+    abort_in(&beside, 100_000, &memory)?;
+    abort_in(rank, 2_500_000, &memory)
+}
+
+fn abort_in(rank: &Rank, count: usize, memory: &Memory) -> Outcome {
     ok(rank.call(sum(100), memory.at, memory.at))?;
     let first = rank.synchronize();
     if rank.rank == 0 {
@@ -158,8 +163,6 @@ pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     if let Some(text) = first.err().filter(|text| !text.contains("ncclCommAbort")) {
         return Err(text);
     }
-    // One that is small, or large.
-    let count = if rank.rank % 2 == 0 { 100_000 } else { 2_500_000 };
     let heard = ok(rank.call(sum(count), memory.at, memory.at)).err();
     if let Some(text) = heard.filter(|text| !text.contains("ncclCommAbort")) {
         return Err(text);
