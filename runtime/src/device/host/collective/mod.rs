@@ -254,7 +254,7 @@ fn no_segment() -> Box<Error> {
     Error::Internal { what: "a direct plan without shared memory".to_owned() }.into()
 }
 
-/// Where the blocks of a buffer have the same part, in bytes.
+/// The offsets of one part of every block of a buffer, in bytes.
 #[derive(Clone, Copy)]
 struct Spread {
     /// The offset of the part of the first block.
